@@ -1,0 +1,47 @@
+"""A memory-mapped, file-backed pool for the KV caches of an LLM engine's conversations."""
+
+from mmkv.errors import (
+    ConversationCorrupt,
+    ConversationNotFound,
+    LayoutMismatch,
+    MmkvError,
+    PoolClosed,
+    PoolCorrupt,
+    PoolFull,
+    PoolLocked,
+    TransferCancelled,
+    TransferError,
+    TransferTimeout,
+)
+from mmkv.info import ConversationInfo, PoolStats
+from mmkv.layout import Layer, Layout, Plane, State
+from mmkv.match import Match
+from mmkv.pool import Pool
+from mmkv.slot import Slot
+from mmkv.transfer import Receipt, Transfer
+
+__all__ = [
+    "ConversationCorrupt",
+    "ConversationInfo",
+    "ConversationNotFound",
+    "Layer",
+    "Layout",
+    "LayoutMismatch",
+    "Match",
+    "MmkvError",
+    "Plane",
+    "Pool",
+    "PoolClosed",
+    "PoolCorrupt",
+    "PoolFull",
+    "PoolLocked",
+    "PoolStats",
+    "Receipt",
+    "Slot",
+    "State",
+    "Transfer",
+    "TransferCancelled",
+    "TransferError",
+    "TransferTimeout",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,235 @@
+"""Which blocks are free, and how often each is held: the allocation of one tier's numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mmkv.geometry import Extent
+
+__all__ = ["BlockAllocator"]
+
+
+class BlockAllocator:
+    """Numbers `0, 1, ...` in segments of equal length, handed out as extents and counted by reference.
+
+    Where a number is free, its count is 0 and it lies in exactly one free run. A number that lost its last reference
+    is not free before `settle`, if `defer` is set: on a disk it may be reused only after the transaction that freed
+    it is on the medium.
+
+    Parameters
+    ----------
+    segment_length : int
+        Numbers of a segment.
+    defer : bool
+        Whether freed numbers wait for `settle`.
+    """
+
+    def __init__(self, segment_length: int, *, defer: bool = False) -> None:
+        self.segment_length = segment_length
+        self.segments: set[int] = set()
+        self._defer = defer
+        self._counts: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+        self._starts: list[int] = []
+        self._lengths: dict[int, int] = {}
+        self._unsettled: list[Extent] = []
+        self.free = 0
+        self.unsettled = 0
+
+    @property
+    def total(self) -> int:
+        """How many numbers the allocated segments hold."""
+        return len(self.segments) * self.segment_length
+
+    @property
+    def used(self) -> int:
+        """How many numbers are held."""
+        return self.total - self.free - self.unsettled
+
+    @property
+    def counts(self) -> npt.NDArray[np.int32]:
+        """References of every number below the end of the last segment; int32. Not to be changed."""
+        return self._counts
+
+    @property
+    def largest_free_run(self) -> int:
+        """The longest extent that one allocation can get."""
+        return max(self._lengths.values(), default=0)
+
+    @property
+    def free_runs(self) -> int:
+        """How many free runs there are."""
+        return len(self._starts)
+
+    def next_segment(self) -> int:
+        """The lowest number of a segment that is not allocated."""
+        segment = 0
+        while segment in self.segments:
+            segment += 1
+        return segment
+
+    def add_segment(self, segment: int) -> None:
+        """Take in a segment, all of it free."""
+        if segment in self.segments:
+            raise ValueError(f"segment {segment} is allocated already")
+        self.segments.add(segment)
+        end = (segment + 1) * self.segment_length
+        if len(self._counts) < end:
+            self._counts = np.concatenate([self._counts, np.zeros(end - len(self._counts), dtype=np.int32)])
+        self._put_free(Extent(segment * self.segment_length, self.segment_length))
+
+    def remove_segment(self, segment: int) -> None:
+        """Take a segment out; all of it must be free."""
+        whole = Extent(segment * self.segment_length, self.segment_length)
+        if not self._is_free(whole):
+            raise ValueError(f"segment {segment} is in use")
+        self._take_free(whole)
+        self.segments.remove(segment)
+
+    def drained_segments(self) -> list[int]:
+        """The segments that are free as a whole, the last first."""
+        length = self.segment_length
+        return [s for s in sorted(self.segments, reverse=True) if self._is_free(Extent(s * length, length))]
+
+    def allocate(self, count: int, after: int | None = None) -> tuple[Extent, ...] | None:
+        """Take `count` free numbers, each with one reference, in as few extents as can be.
+
+        The numbers that follow `after` come first, so that what grows stays in one extent; the rest comes from the
+        largest free runs.
+
+        Returns
+        -------
+        tuple of Extent or None
+            `None`, and nothing taken, if fewer are free.
+        """
+        if count > self.free:
+            return None
+        taken: list[Extent] = []
+        left = count
+        if after is not None and left and self._lengths.get(after + 1):
+            extent = Extent(after + 1, min(left, self._lengths[after + 1]))
+            taken.append(extent)
+            self._take_free(extent)
+            left -= extent.count
+        while left:
+            start = self._best_run(left)
+            extent = Extent(start, min(left, self._lengths[start]))
+            taken.append(extent)
+            self._take_free(extent)
+            left -= extent.count
+        for first, length in taken:
+            self._counts[first : first + length] = 1
+        return tuple(taken)
+
+    def _best_run(self, count: int) -> int:
+        # A new run starts at the largest free run's start: worst fit leaves the most room behind it to grow into.
+        # Where none is long enough, the largest one takes the most.
+        return max(self._starts, key=self._lengths.__getitem__)
+
+    def hold(self, extents: Iterable[Extent]) -> None:
+        """Add a reference to every number of `extents`, which may be free only while a catalog is loaded."""
+        for first, count in extents:
+            counts = self._counts[first : first + count]
+            if len(counts) != count:
+                raise ValueError(f"blocks {first} to {first + count - 1} lie outside the allocated segments")
+            if not counts.all():
+                self._take_unheld(first, counts)
+            counts += 1
+
+    def _take_unheld(self, first: int, counts: npt.NDArray[np.int32]) -> None:
+        for run in zero_runs(counts, first):
+            if not self._is_free(run):
+                raise ValueError(f"blocks {run.first} to {run.first + run.count - 1} lie outside the segments")
+            self._take_free(run)
+
+    def release(self, extents: Iterable[Extent]) -> int:
+        """Drop a reference of every number of `extents`. Returns how many lost their last one."""
+        freed = 0
+        for first, count in extents:
+            counts = self._counts[first : first + count]
+            if not counts.all() or len(counts) != count:
+                raise ValueError(f"blocks {first} to {first + count - 1} are not all held")
+            counts -= 1
+            for run in zero_runs(counts, first):
+                freed += run.count
+                if self._defer:
+                    self._unsettled.append(run)
+                    self.unsettled += run.count
+                else:
+                    self._put_free(run)
+        return freed
+
+    def settle(self) -> None:
+        """Make what was freed allocatable: the transactions that freed it are on the medium."""
+        for run in self._unsettled:
+            self._put_free(run)
+        self._unsettled.clear()
+        self.unsettled = 0
+
+    def _is_free(self, extent: Extent) -> bool:
+        at = bisect_right(self._starts, extent.first) - 1
+        if at < 0:
+            return False
+        start = self._starts[at]
+        return extent.first + extent.count <= start + self._lengths[start]
+
+    def _take_free(self, extent: Extent) -> None:
+        at = bisect_right(self._starts, extent.first) - 1
+        start = self._starts[at]
+        end = start + self._lengths[start]
+        del self._starts[at], self._lengths[start]
+        if start < extent.first:
+            self._insert_run(start, extent.first - start)
+        if extent.first + extent.count < end:
+            self._insert_run(extent.first + extent.count, end - extent.first - extent.count)
+        self.free -= extent.count
+
+    def _put_free(self, extent: Extent) -> None:
+        first, end = extent.first, extent.first + extent.count
+        at = bisect_left(self._starts, first)
+        if at < len(self._starts) and self._starts[at] == end:
+            end += self._lengths.pop(end)
+            del self._starts[at]
+        if at > 0 and self._starts[at - 1] + self._lengths[self._starts[at - 1]] == first:
+            first = self._starts[at - 1]
+            del self._starts[at - 1]
+        self._insert_run(first, end - first)
+        self.free += extent.count
+
+    def _insert_run(self, start: int, length: int) -> None:
+        insort(self._starts, start)
+        self._lengths[start] = length
+
+
+def zero_runs(counts: npt.NDArray[np.int32], first: int) -> list[Extent]:
+    """The runs of zeros in `counts`, as extents of the numbers that start at `first`."""
+    zero = np.flatnonzero(counts == 0)
+    if not len(zero):
+        return []
+    breaks = np.flatnonzero(np.diff(zero) != 1) + 1
+    return [Extent(first + int(run[0]), len(run)) for run in np.split(zero, breaks)]
+
+
+def merge_extents(extents: Sequence[Extent]) -> tuple[Extent, ...]:
+    """The same blocks in the same order, neighbours joined."""
+    merged: list[Extent] = []
+    for first, count in extents:
+        if merged and merged[-1].first + merged[-1].count == first:
+            merged[-1] = Extent(merged[-1].first, merged[-1].count + count)
+        elif count:
+            merged.append(Extent(first, count))
+    return tuple(merged)
+
+
+def leading_extents(extents: Sequence[Extent], blocks: int) -> tuple[Extent, ...]:
+    """The first `blocks` blocks of `extents`."""
+    kept: list[Extent] = []
+    for first, count in extents:
+        if blocks <= 0:
+            break
+        kept.append(Extent(first, min(count, blocks)))
+        blocks -= count
+    return tuple(kept)

@@ -1,0 +1,504 @@
+"""The catalog: the SQLite database of what is parked and where."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
+from mmkv.geometry import Extent
+
+__all__ = ["Catalog", "Checkpoint", "ConversationRow", "Request", "VersionRow"]
+
+_APPLICATION_ID = 0x6D6D6B76
+_SCHEMA_VERSION = 1
+_BUSY_SECONDS = 10.0
+# Some 3,000 years: what a calendar can print.
+_MAX_TIME = 1e11
+
+# `tier` is 0, the pool's own files, until there is a second one; `checksums` is empty until units are checked.
+_SCHEMA = """
+CREATE TABLE properties (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE conversations (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL,
+    version INTEGER NOT NULL, pinned INTEGER NOT NULL DEFAULT 0,
+    created REAL NOT NULL, parked REAL NOT NULL, taken REAL, used INTEGER NOT NULL);
+CREATE TABLE versions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, conversation INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    created REAL NOT NULL, boot TEXT NOT NULL, synced INTEGER NOT NULL, hashes BLOB NOT NULL, checksums BLOB);
+CREATE INDEX versions_of_conversation ON versions (conversation);
+CREATE TABLE extents (
+    version INTEGER NOT NULL, tier INTEGER NOT NULL DEFAULT 0, ordinal INTEGER NOT NULL,
+    first INTEGER NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (version, tier, ordinal)) WITHOUT ROWID;
+CREATE TABLE checkpoints (
+    version INTEGER NOT NULL, tokens INTEGER NOT NULL, tier INTEGER NOT NULL DEFAULT 0, record INTEGER NOT NULL,
+    boundary INTEGER NOT NULL, checksums BLOB, PRIMARY KEY (version, tokens, tier)) WITHOUT ROWID;
+CREATE TABLE segments (
+    tier INTEGER NOT NULL DEFAULT 0, kind TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (tier, kind, number)) WITHOUT ROWID;
+CREATE TABLE requests (id INTEGER PRIMARY KEY AUTOINCREMENT, action TEXT NOT NULL, argument TEXT NOT NULL,
+    created REAL NOT NULL);
+"""
+_TABLES = frozenset(
+    {"properties", "conversations", "versions", "extents", "checkpoints", "segments", "requests", "sqlite_sequence"}
+)
+
+
+class Checkpoint(NamedTuple):
+    """The states of all layers at one token count."""
+
+    tokens: int
+    record: int
+    boundary: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VersionRow:
+    """One committed state of a conversation, as the catalog keeps it.
+
+    Attributes
+    ----------
+    hashes : ndarray of uint64
+        The chain hash after each whole block; empty where it was not asked for.
+    synced : bool
+        Whether its bytes and this row are on the medium.
+    boot : str
+        The boot in which it was parked.
+    """
+
+    id: int
+    tokens: int
+    created: float
+    boot: str
+    synced: bool
+    hashes: npt.NDArray[np.uint64]
+    extents: tuple[Extent, ...]
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConversationRow:
+    """One conversation, as the catalog keeps it.
+
+    Attributes
+    ----------
+    version : VersionRow
+        The newest version.
+    fallback : VersionRow or None
+        The last version that is on the medium, while the newest one is not.
+    used : int
+        Rises with every park and take: the order of least recent use, whatever the clock does.
+    """
+
+    id: int
+    name: str
+    namespace: str
+    pinned: bool
+    created: float
+    parked: float
+    taken: float | None
+    used: int
+    version: VersionRow
+    fallback: VersionRow | None
+
+
+class Request(NamedTuple):
+    """What another process asks the owner to do."""
+
+    id: int
+    action: str
+    argument: str
+
+
+class Catalog:
+    """The catalog of one pool: short transactions on one connection, from any thread.
+
+    Parameters
+    ----------
+    path : Path
+        The database file.
+    create : bool
+        Whether to make the tables where there are none.
+    readonly : bool
+        Whether to open it for reading only, beside its owner.
+
+    Raises
+    ------
+    PoolCorrupt
+        The file is no catalog, is damaged or is of a newer format.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False, readonly: bool = False) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._open = True
+        if not create and not path.is_file():
+            raise PoolCorrupt(f"{path} is missing")
+        if path.is_symlink():
+            raise PoolCorrupt(f"{path} is a symbolic link: a pool's files are plain files")
+        if create and not path.exists():
+            path.touch(mode=0o600)
+        with self._errors():
+            self._db = self._connect(readonly)
+        try:
+            with self._errors():
+                self._db.execute("PRAGMA trusted_schema = OFF")
+                self._db.execute("PRAGMA cell_size_check = ON")
+                if not readonly:
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    self._db.execute("PRAGMA synchronous = NORMAL")
+                self._check_schema(create)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _connect(self, readonly: bool) -> sqlite3.Connection:
+        uri = f"file:{quote(str(self.path))}"
+        wal = self.path.with_name(self.path.name + "-wal")
+        if readonly and not wal.exists() and not os.access(self.path.parent, os.W_OK):
+            # A reader of a WAL database makes files beside it; where it may not, and nobody writes, it needs none.
+            uri += "?mode=ro&immutable=1"
+        else:
+            uri += "?mode=ro" if readonly else "?mode=rw"
+        return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_FULL:
+                raise PoolFull(f"no room on the file system of {self.path}: free some space") from error
+            raise MmkvError(f"the catalog {self.path} cannot be used: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
+
+    def _check_schema(self, create: bool) -> None:
+        names = {(kind, name) for kind, name in self._db.execute("SELECT type, name FROM sqlite_master")}
+        if not names and create:
+            with self.transaction() as db:
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            return
+        application, version = (
+            self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        if application != _APPLICATION_ID:
+            raise PoolCorrupt(f"{self.path} is not a catalog of mmkv")
+        if version > _SCHEMA_VERSION:
+            raise PoolCorrupt(f"{self.path} is of format {version}, newer than {_SCHEMA_VERSION}")
+        if {name for kind, name in names if kind == "table"} != _TABLES or any(
+            kind in ("trigger", "view") for kind, _ in names
+        ):
+            raise PoolCorrupt(f"{self.path} does not hold the tables of a catalog")
+
+    @contextlib.contextmanager
+    def transaction(self, *, synced: bool = False) -> Iterator[sqlite3.Connection]:
+        """A write transaction: all of it or nothing. `synced` waits until it and all before it are on the medium."""
+        with self._lock, self._errors():
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._errors():
+            self._db.execute("BEGIN")
+            try:
+                yield self._db
+            finally:
+                self._db.execute("COMMIT")
+
+    def change_counter(self) -> int:
+        """Changes when another connection has written to the catalog. Costs no read of the disk."""
+        with self._lock, self._errors():
+            return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def load(self, *, hashes: bool = True) -> list[ConversationRow]:
+        """Every conversation, the least recently used first, read in one short transaction.
+
+        Parameters
+        ----------
+        hashes : bool
+            Whether to read the chain hashes, 8 bytes a block.
+
+        Raises
+        ------
+        PoolCorrupt
+            A row does not make sense.
+        """
+        column = "hashes" if hashes else "x''"
+        with self._snapshot() as db:
+            conversations = db.execute(
+                "SELECT id, name, namespace, version, pinned, created, parked, taken, used FROM conversations "
+                "ORDER BY used"
+            ).fetchall()
+            versions = db.execute(
+                f"SELECT id, conversation, tokens, created, boot, synced, {column} FROM versions"
+            ).fetchall()
+            extents = db.execute(
+                "SELECT version, first, count FROM extents WHERE tier = 0 ORDER BY version, ordinal"
+            ).fetchall()
+            checkpoints = db.execute(
+                "SELECT version, tokens, record, boundary FROM checkpoints WHERE tier = 0 ORDER BY version, tokens"
+            ).fetchall()
+        try:
+            return _assemble(conversations, versions, extents, checkpoints)
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
+
+    def segments(self, kind: str) -> list[int]:
+        """The allocated segments of `kind`: `"blocks"` or `"checkpoints"`."""
+        with self._snapshot() as db:
+            rows = db.execute("SELECT number FROM segments WHERE tier = 0 AND kind = ? ORDER BY number", (kind,))
+            numbers = [row[0] for row in rows]
+        if any(type(number) is not int or not 0 <= number < 1 << 40 for number in numbers):
+            raise PoolCorrupt(f"the catalog {self.path} is damaged: segments {numbers[:4]}")
+        return numbers
+
+    def add_segment(self, kind: str, number: int) -> None:
+        """Record an allocated segment."""
+        with self.transaction() as db:
+            db.execute("INSERT INTO segments (kind, number) VALUES (?, ?)", (kind, number))
+
+    def remove_segment(self, kind: str, number: int) -> None:
+        """Forget a segment before its space is given back."""
+        with self.transaction(synced=True) as db:
+            db.execute("DELETE FROM segments WHERE tier = 0 AND kind = ? AND number = ?", (kind, number))
+
+    def put_version(
+        self,
+        name: str,
+        namespace: str,
+        version: VersionRow,
+        used: int,
+        *,
+        keep_fallback: int | None = None,
+        synced: bool = False,
+    ) -> VersionRow:
+        """Commit a version as the newest of its conversation, which is made where it is new.
+
+        One transaction; older versions of the conversation are forgotten, save `keep_fallback`.
+
+        Returns
+        -------
+        VersionRow
+            The version with its id.
+        """
+        now = version.created
+        with self.transaction(synced=synced) as db:
+            row = db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
+            if row is None:
+                conversation = db.execute(
+                    "INSERT INTO conversations (name, namespace, version, created, parked, used) "
+                    "VALUES (?, ?, 0, ?, ?, ?)",
+                    (name, namespace, now, now, used),
+                ).lastrowid
+            else:
+                conversation = row[0]
+            committed = replace(
+                version,
+                id=db.execute(
+                    "INSERT INTO versions (conversation, tokens, created, boot, synced, hashes) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (conversation, version.tokens, now, version.boot, int(version.synced), version.hashes.tobytes()),
+                ).lastrowid,
+            )
+            db.executemany(
+                "INSERT INTO extents (version, ordinal, first, count) VALUES (?, ?, ?, ?)",
+                [(committed.id, ordinal, *extent) for ordinal, extent in enumerate(version.extents)],
+            )
+            db.executemany(
+                "INSERT INTO checkpoints (version, tokens, record, boundary) VALUES (?, ?, ?, ?)",
+                [(committed.id, point.tokens, point.record, int(point.boundary)) for point in version.checkpoints],
+            )
+            db.execute(
+                "UPDATE conversations SET version = ?, parked = ?, used = ? WHERE id = ?",
+                (committed.id, now, used, conversation),
+            )
+            _forget_versions(db, conversation, keep=(committed.id, keep_fallback))
+        return committed
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget conversations and all their versions, in one transaction."""
+        with self.transaction() as db:
+            for name in names:
+                row = db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
+                if row is not None:
+                    _forget_versions(db, row[0], keep=())
+                    db.execute("DELETE FROM conversations WHERE id = ?", row)
+
+    def pin(self, name: str, pinned: bool) -> None:
+        """Set whether a conversation is pinned."""
+        with self.transaction() as db:
+            db.execute("UPDATE conversations SET pinned = ? WHERE name = ?", (int(pinned), name))
+
+    def touch(self, uses: Iterable[tuple[str, float | None, int]]) -> None:
+        """Note uses: name, time of the last take or `None`, and order of use."""
+        with self.transaction() as db:
+            db.executemany(
+                "UPDATE conversations SET taken = coalesce(?, taken), used = ? WHERE name = ?",
+                [(taken, used, name) for name, taken, used in uses],
+            )
+
+    def mark_synced(self, versions: Sequence[int]) -> None:
+        """Note, synced, that the bytes of `versions` are on the medium, and forget the fallbacks of their conversations."""
+        with self.transaction(synced=True) as db:
+            for version in versions:
+                db.execute("UPDATE versions SET synced = 1 WHERE id = ?", (version,))
+                row = db.execute("SELECT id FROM conversations WHERE version = ?", (version,)).fetchone()
+                if row is not None:
+                    _forget_versions(db, row[0], keep=(version,))
+
+    def restore_fallback(self, name: str, version: int) -> None:
+        """Make an older version the newest of its conversation, and forget the others."""
+        with self.transaction() as db:
+            (conversation,) = db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
+            db.execute("UPDATE conversations SET version = ? WHERE id = ?", (version, conversation))
+            _forget_versions(db, conversation, keep=(version,))
+
+    def sync(self) -> None:
+        """Wait until every transaction so far is on the medium."""
+        self.set_property("synced_at", time.time(), synced=True)
+
+    def get_property(self, key: str, default: Any = None) -> Any:
+        """The JSON value under a key, such as `capacity`, or `default`."""
+        with self._lock, self._errors():
+            row = self._db.execute("SELECT value FROM properties WHERE key = ?", (key,)).fetchone()
+        try:
+            return default if row is None else json.loads(row[0])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PoolCorrupt(f"the catalog {self.path} is damaged: property {key!r}: {error}") from error
+
+    def set_property(self, key: str, value: Any, *, synced: bool = False) -> None:
+        """Keep a JSON value under a key."""
+        with self.transaction(synced=synced) as db:
+            db.execute(
+                "INSERT INTO properties VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                (key, json.dumps(value)),
+            )
+
+    def add_request(self, action: str, argument: str) -> int:
+        """Ask the owner to do something; it looks several times a second. Returns the request's number."""
+        with self.transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO requests (action, argument, created) VALUES (?, ?, ?)", (action, argument, time.time())
+            )
+            return int(cursor.lastrowid or 0)
+
+    def requests(self) -> list[Request]:
+        """The requests that wait, the oldest first."""
+        with self._lock, self._errors():
+            rows = self._db.execute("SELECT id, action, argument FROM requests ORDER BY id").fetchall()
+        return [Request(*row) for row in rows]
+
+    def remove_requests(self, ids: Iterable[int]) -> None:
+        """Forget requests that were carried out or refused."""
+        with self.transaction() as db:
+            db.executemany("DELETE FROM requests WHERE id = ?", [(number,) for number in ids])
+
+    def close(self) -> None:
+        """Close the connection. A second call does nothing."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._db.close()
+
+    def leak(self) -> None:
+        """Keep the connection from ever being closed in a forked child.
+
+        SQLite's connections must not be used across a fork, and closing is a use: it could check-point the log that
+        the parent still writes.
+        """
+        self._open = False
+        _leaked.append(self._db)
+
+
+_leaked: list[sqlite3.Connection] = []
+
+
+def _forget_versions(db: sqlite3.Connection, conversation: int, keep: Iterable[int | None]) -> None:
+    kept = {version for version in keep if version is not None}
+    rows = db.execute("SELECT id FROM versions WHERE conversation = ?", (conversation,)).fetchall()
+    for (version,) in rows:
+        if version not in kept:
+            for table, column in (("extents", "version"), ("checkpoints", "version"), ("versions", "id")):
+                db.execute(f"DELETE FROM {table} WHERE {column} = ?", (version,))
+
+
+def _count(value: object, what: str, least: int = 0, most: int = 1 << 60) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{what} is {value!r}")
+    return value
+
+
+def _number(value: object, what: str) -> float:
+    if (type(value) is not int and type(value) is not float) or not 0 <= value <= _MAX_TIME:
+        raise ValueError(f"{what} is {value!r}")
+    return float(value)
+
+
+def _assemble(
+    conversations: list[tuple[Any, ...]],
+    versions: list[tuple[Any, ...]],
+    extents: list[tuple[Any, ...]],
+    checkpoints: list[tuple[Any, ...]],
+) -> list[ConversationRow]:
+    extents_of: dict[int, list[Extent]] = defaultdict(list)
+    for version, first, count in extents:
+        extents_of[version].append(Extent(_count(first, "an extent's start"), _count(count, "an extent's length", 1)))
+    checkpoints_of: dict[int, list[Checkpoint]] = defaultdict(list)
+    for version, tokens, record, boundary in checkpoints:
+        checkpoints_of[version].append(
+            Checkpoint(_count(tokens, "a checkpoint's tokens"), _count(record, "a record"), bool(boundary))
+        )
+    versions_of: dict[int, dict[int, VersionRow]] = defaultdict(dict)
+    for number, conversation, tokens, created, boot, synced, hashes in versions:
+        versions_of[conversation][number] = VersionRow(
+            number,
+            _count(tokens, f"the tokens of version {number}", 1),
+            _number(created, "a time"),
+            str(boot),
+            bool(synced),
+            np.frombuffer(hashes, dtype=np.uint64),
+            tuple(extents_of[number]),
+            tuple(checkpoints_of[number]),
+        )
+    rows = []
+    for number, name, namespace, version, pinned, created, parked, taken, used in conversations:
+        if not isinstance(name, str) or not isinstance(namespace, str):
+            raise ValueError(f"a conversation is named {name!r} in namespace {namespace!r}")
+        own = versions_of[number]
+        if version not in own:
+            raise ValueError(f"the newest version of {name!r} is missing")
+        older = [row for key, row in own.items() if key != version and row.synced]
+        rows.append(
+            ConversationRow(
+                number, name, namespace, bool(pinned), _number(created, "a time"), _number(parked, "a time"),
+                None if taken is None else _number(taken, "a time"), _count(used, "an order of use"),
+                own[version], max(older, key=lambda row: row.id, default=None),
+            )  # fmt: skip
+        )
+    return rows

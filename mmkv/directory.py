@@ -1,0 +1,293 @@
+"""The directory of a pool: its description `pool.json`, its owner's lock, and who may write there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import stat
+import time
+import uuid as uuids
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmkv.errors import LayoutMismatch, MmkvError, PoolCorrupt, PoolLocked
+from mmkv.geometry import Geometry
+from mmkv.layout import Layout
+
+__all__ = ["FORMAT", "Description", "OwnerLock", "describe", "prepare", "read_description", "write_description"]
+
+FORMAT = 1
+_NAME = "pool.json"
+_MAX_DESCRIPTION_BYTES = 64 << 20
+_LOCK_ATTEMPTS, _LOCK_PAUSE = 10, 0.005
+_POOL_NAMES = frozenset({_NAME, "catalog.sqlite3", "tokens.kv", "layers"})
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `pool.json` says: written once, when the pool is created.
+
+    Attributes
+    ----------
+    uuid : str
+        The pool's UUID.
+    layout : Layout
+        The layout of every conversation in it.
+    geometry : Geometry
+        The sizes of blocks and segments.
+    """
+
+    uuid: str
+    layout: Layout
+    geometry: Geometry
+
+    @property
+    def catalog_name(self) -> str:
+        """Name of the catalog in the directory."""
+        return "catalog.sqlite3"
+
+
+def describe(layout: Layout, geometry: Geometry) -> Description:
+    """The description of a new pool, with a UUID of its own."""
+    return Description(str(uuids.uuid4()), layout, geometry)
+
+
+def prepare(path: Path, *, create: bool) -> None:
+    """Make sure that `path` is a directory that only its owner writes, and make it where it may be made.
+
+    Raises
+    ------
+    PoolCorrupt
+        There is no pool and none may be made.
+    ValueError
+        The path is no directory, or others can write it.
+    """
+    if create and not path.exists():
+        path.mkdir(mode=0o700, parents=True)
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise PoolCorrupt(f"{path} does not exist: give a layout and a capacity to create a pool there") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise ValueError(f"{path} is not a directory: a pool is a directory")
+    if status.st_mode & 0o022:
+        raise ValueError(
+            f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o}): a pool holds its users' text; "
+            f"run chmod 700 {path}, or choose a directory of your own"
+        )
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ValueError(f"{path} belongs to user {status.st_uid}, not to this process's user {os.geteuid()}")
+
+
+def is_pool(path: Path) -> bool:
+    """Whether the directory has a description."""
+    return (path / _NAME).exists()
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuse to make a pool among files that are not of one, or over what is left of one.
+
+    Raises
+    ------
+    PoolCorrupt
+        The directory holds parts of a pool whose description is gone.
+    ValueError
+        The directory holds something else.
+    """
+    names = {entry.name for entry in path.iterdir()} - {"lock"}
+    names = {name for name in names if not name.startswith(_NAME)}
+    if names & _POOL_NAMES:
+        raise PoolCorrupt(
+            f"{path} holds {', '.join(sorted(names & _POOL_NAMES))} but no {_NAME}: it is what is left of a pool; "
+            "restore the file, or empty the directory to start anew"
+        )
+    if names:
+        raise ValueError(f"{path} is not a pool and not empty (it holds {sorted(names)[0]!r}): choose an empty directory")
+
+
+def write_description(path: Path, description: Description) -> None:
+    """Write `pool.json` atomically and sync it."""
+    value = {
+        "format": FORMAT,
+        "uuid": description.uuid,
+        "fingerprint": description.layout.fingerprint,
+        "layout": description.layout.to_json(),
+        "sizes": description.geometry.to_json(),
+    }
+    partial = path / f"{_NAME}.{os.getpid()}"
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path / _NAME)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_directory(path)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the medium."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_description(path: Path) -> Description:
+    """The description in `pool.json`, checked.
+
+    Raises
+    ------
+    PoolCorrupt
+        The file is missing, damaged or of a newer format.
+    """
+    file = path / _NAME
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise PoolCorrupt(f"{path} is not a pool: it has no {_NAME}") from None
+    except OSError as error:
+        raise PoolCorrupt(f"{file} cannot be read: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise PoolCorrupt(f"{file} is not a plain file")
+        text = stream.read(_MAX_DESCRIPTION_BYTES + 1)
+    if len(text) > _MAX_DESCRIPTION_BYTES:
+        raise PoolCorrupt(f"{file} is larger than {_MAX_DESCRIPTION_BYTES} bytes")
+    try:
+        return _parse(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise PoolCorrupt(f"{file} is damaged: {error}") from error
+
+
+def _parse(value: Any) -> Description:
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    written = value.get("format")
+    if type(written) is not int:
+        raise ValueError(f"its format is {written!r}")
+    if written > FORMAT:
+        raise ValueError(f"its format is {written}, newer than {FORMAT}, the newest that this version of mmkv reads")
+    if written < 1:
+        raise ValueError(f"its format is {written}")
+    uuid = value.get("uuid")
+    if not isinstance(uuid, str) or not re.fullmatch(r"[0-9a-f-]{36}", uuid):
+        raise ValueError(f"its uuid is {uuid!r}")
+    layout = Layout.from_json(value.get("layout"))
+    if value.get("fingerprint") != layout.fingerprint:
+        raise ValueError("its fingerprint is not that of its layout")
+    return Description(uuid, layout, Geometry.from_json(layout, value.get("sizes")))
+
+
+def require_layout(path: Path, stored: Layout, given: Layout) -> None:
+    """Raise `LayoutMismatch`, naming what differs, unless the two layouts are one."""
+    if stored.fingerprint == given.fingerprint:
+        return
+    raise LayoutMismatch(f"the pool at {path} has another layout: {_difference(stored, given)}")
+
+
+def _difference(stored: Layout, given: Layout) -> str:
+    if stored.model != given.model:
+        return f"it is of the model {stored.model!r}, not {given.model!r}"
+    if len(stored.layers) != len(given.layers):
+        return f"it has {len(stored.layers)} layers, not {len(given.layers)}"
+    for index, (mine, other) in enumerate(zip(stored.layers, given.layers, strict=True)):
+        pairs: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            ("plane", dict(mine.planes), dict(other.planes)),
+            ("state", dict(mine.state), dict(other.state)),
+        ]
+        for kind, here, there in pairs:
+            for name in [*here, *there]:
+                if here.get(name) != there.get(name):
+                    return f"layer {index}, {kind} {name!r}: it has {here.get(name)}, not {there.get(name)}"
+            if list(here) != list(there):
+                return f"layer {index}: its {kind}s come in the order {list(here)}, not {list(there)}"
+    return "the fingerprints differ"
+
+
+class OwnerLock:
+    """The lock of the one process that owns a pool.
+
+    An `flock`, which ends with the process, however it ends, and works between the hosts of an NFS server, too.
+
+    Raises
+    ------
+    PoolLocked
+        Another pool object, of this process or another, owns the directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = path / "lock"
+        try:
+            self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise MmkvError(f"cannot open {file}: {error.strerror}") from error
+        try:
+            _lock_soon(self._fd)
+        except BlockingIOError:
+            pid, host = _read_owner(self._fd)
+            os.close(self._fd)
+            where = "" if host in (None, socket.gethostname()) else f" on {host}"
+            raise PoolLocked(
+                f"the pool at {path} is owned by process {pid}{where}: close it there, or open it with readonly=True",
+                pid,
+            ) from None
+        except OSError as error:
+            os.close(self._fd)
+            raise MmkvError(f"cannot lock {file}: {error.strerror}") from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+    def release(self) -> None:
+        """Give the pool up. In a forked child, `abandon` instead: the parent still owns it."""
+        if self._fd >= 0:
+            os.ftruncate(self._fd, 0)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptor and leave the lock to whoever shares it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _lock_soon(fd: int) -> None:
+    # `owner_pid` of another process holds the lock for some microseconds, which must not look like an owner.
+    for _ in range(_LOCK_ATTEMPTS - 1):
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def owner_pid(path: Path) -> int | None:
+    """The process that owns the pool, or `None`. Takes no lock that could keep an owner out for longer than this."""
+    try:
+        fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_owner(fd)[0]
+    finally:
+        os.close(fd)
+    return None
+
+
+def _read_owner(fd: int) -> tuple[int | None, str | None]:
+    try:
+        owner = json.loads(os.pread(fd, 4096, 0))
+        return int(owner["pid"]), str(owner["host"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        # The owner is just writing it, or this is no lock file of ours.
+        return None, None

@@ -1,0 +1,187 @@
+"""What is parked, in figures: the same for the pool's owner and for who reads its catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mmkv.catalog import ConversationRow, VersionRow
+from mmkv.geometry import Extent, Geometry, extent_blocks
+
+__all__ = ["ConversationInfo", "PoolStats", "conversation_infos", "union_extents"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationInfo:
+    """One parked conversation.
+
+    Attributes
+    ----------
+    conversation, namespace : str
+        Its id, and the namespace that it shares in.
+    tokens : int
+        Tokens of its newest version.
+    bytes : int
+        Bytes of the blocks and checkpoints that hold it.
+    owned_bytes : int
+        Those of them that no other conversation holds: what dropping it would free.
+    extents : int
+        Runs of consecutive blocks.
+    checkpoints : tuple of int
+        The token counts that have one.
+    created, parked : float
+        When it was first and last parked, in seconds since the epoch.
+    taken : float or None
+        When it was last taken, if it was.
+    pinned : bool
+        Whether it stays when the pool is full.
+    synced : bool
+        Whether its newest version is on the medium.
+    """
+
+    conversation: str
+    namespace: str
+    tokens: int
+    bytes: int
+    owned_bytes: int
+    extents: int
+    checkpoints: tuple[int, ...]
+    created: float
+    parked: float
+    taken: float | None
+    pinned: bool
+    synced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool in figures; sizes in bytes, counters since it was opened.
+
+    Attributes
+    ----------
+    path : str
+        The path that device arrays take here, as receipts name it; `posix` before one was seen.
+    capacity, allocated, used, free : int
+        The limit; what the files take of it; what conversations hold; what can be parked without dropping anything.
+    conversations, leases, transfers : int
+        How many are parked, held, under way.
+    quarantined : int
+        Bytes that transfers which timed out or were cancelled still hold.
+    free_runs, largest_free_run : int
+        Runs of consecutive free blocks, and the bytes of the longest.
+    fragmentation : float
+        1 - largest free run / free blocks; 0 where one run holds all.
+    parks, takes, hits, misses, evictions, failures : int
+        Transfers done; matches with tokens and without; conversations dropped to make room; transfers that failed.
+    bytes_parked, bytes_taken : int
+        What moved.
+    moved : dict of str to int
+        What moved, by path.
+    """
+
+    path: str
+    capacity: int
+    allocated: int
+    used: int
+    free: int
+    conversations: int
+    leases: int
+    transfers: int
+    quarantined: int
+    free_runs: int
+    largest_free_run: int
+    fragmentation: float
+    parks: int
+    takes: int
+    hits: int
+    misses: int
+    evictions: int
+    failures: int
+    bytes_parked: int
+    bytes_taken: int
+    moved: dict[str, int] = field(default_factory=dict)
+
+
+def conversation_infos(rows: Iterable[ConversationRow], geometry: Geometry) -> list[ConversationInfo]:
+    """The figures of every conversation, in the order of `rows`, which must be all that the catalog holds.
+
+    Costs one pass over the extents, whatever block numbers they have; `owned_bytes` needs all of them.
+    """
+    rows = list(rows)
+    blocks = _Holders(extent for row in rows for extent in union_extents(_extents(row)))
+    records = _Holders(record for row in rows for record in union_extents(_records(row)))
+    return [_info(row, geometry, blocks, records) for row in rows]
+
+
+def union_extents(extents: Iterable[Extent]) -> list[Extent]:
+    """The same numbers, each once, in as few extents as can be and in rising order."""
+    union: list[Extent] = []
+    for first, count in sorted(extents):
+        end = union[-1].first + union[-1].count if union else -1
+        if first > end:
+            union.append(Extent(first, count))
+        elif first + count > end:
+            union[-1] = Extent(union[-1].first, first + count - union[-1].first)
+    return union
+
+
+def _versions(row: ConversationRow) -> list[VersionRow]:
+    return [row.version] if row.fallback is None else [row.version, row.fallback]
+
+
+def _extents(row: ConversationRow) -> Iterable[Extent]:
+    return (extent for version in _versions(row) for extent in version.extents)
+
+
+def _records(row: ConversationRow) -> Iterable[Extent]:
+    return (Extent(point.record, 1) for version in _versions(row) for point in version.checkpoints)
+
+
+class _Holders:
+    """How many conversations hold each number, kept by the borders of extents, so that no number costs memory."""
+
+    def __init__(self, extents: Iterable[Extent]) -> None:
+        columns = np.array(list(extents), dtype=np.int64).reshape(-1, 2)
+        firsts, ends = columns[:, 0], columns.sum(axis=1)
+        self._borders = np.unique(np.concatenate([firsts, ends]))
+        changes = np.zeros(len(self._borders), dtype=np.int64)
+        np.add.at(changes, np.searchsorted(self._borders, firsts), 1)
+        np.add.at(changes, np.searchsorted(self._borders, ends), -1)
+        # Starts and ends of extents, summed up, are the number of holders up to the next border.
+        self._is_alone = (np.cumsum(changes) == 1).astype(np.int64)
+        alone = np.diff(self._borders) * self._is_alone[:-1]
+        self._alone_before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(alone)])
+
+    def alone(self, extents: Sequence[Extent]) -> int:
+        """How many numbers of `extents`, which were among those given, have one holder."""
+        columns = np.array(extents, dtype=np.int64).reshape(-1, 2)
+        return int((self._alone_below(columns.sum(axis=1)) - self._alone_below(columns[:, 0])).sum())
+
+    def _alone_below(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        at = np.searchsorted(self._borders, numbers, side="right") - 1
+        below: npt.NDArray[np.int64] = self._alone_before[at] + (numbers - self._borders[at]) * self._is_alone[at]
+        return below
+
+
+def _info(row: ConversationRow, geometry: Geometry, blocks: _Holders, records: _Holders) -> ConversationInfo:
+    version = row.version
+    alone = blocks.alone(version.extents)
+    alone_records = records.alone([Extent(point.record, 1) for point in version.checkpoints])
+    return ConversationInfo(
+        conversation=row.name,
+        namespace=row.namespace,
+        tokens=version.tokens,
+        bytes=extent_blocks(version.extents) * geometry.block_bytes
+        + len(version.checkpoints) * geometry.checkpoint_bytes,
+        owned_bytes=alone * geometry.block_bytes + alone_records * geometry.checkpoint_bytes,
+        extents=len(version.extents),
+        checkpoints=tuple(point.tokens for point in version.checkpoints),
+        created=row.created,
+        parked=row.parked,
+        taken=row.taken,
+        pinned=row.pinned,
+        synced=version.synced,
+    )

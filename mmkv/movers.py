@@ -1,0 +1,108 @@
+"""Which store moves which layer: host arrays with system calls, device arrays by what the medium offers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mmkv.medium import Medium
+from mmkv.slot import Slot
+from mmkv.store import PosixStore, Store, open_device_store
+from mmkv.store.contract import LayerCopies
+from mmkv.store.files import PoolFile
+from mmkv.transfer import Transfer
+
+__all__ = ["Movers"]
+
+
+class Movers:
+    """The stores of one pool; the one for device arrays is opened when the first of them comes.
+
+    Parameters
+    ----------
+    directory : Path
+        The pool's directory.
+    medium : Medium
+        What it lies on.
+    choice : str
+        `auto`, or the store that device arrays are forced through: `mapped`, `direct`, `posix`.
+    threads : int
+        How many threads copy at once in one transfer.
+    """
+
+    def __init__(self, directory: Path, medium: Medium, choice: str, threads: int) -> None:
+        self._directory = directory
+        self._medium = medium
+        self._choice = choice
+        self._threads = threads
+        self._opening = threading.Lock()
+        self._host: Store = PosixStore(threads)
+        self._device: Store | None = None
+
+    def parts(self, slot: Slot) -> int:
+        """How many stores a transfer of this slot takes."""
+        return len({slot.layer_device(layer) is None for layer in self._placed(slot)} or {True})
+
+    def _placed(self, slot: Slot) -> list[int]:
+        return [layer for layer in range(len(slot.planes)) if slot.planes[layer] or slot.states[layer]]
+
+    def start(
+        self,
+        direction: Literal["read", "write"],
+        slot: Slot,
+        layers: Sequence[LayerCopies],
+        transfer: Transfer,
+        after: Sequence[Any],
+    ) -> None:
+        """Begin to move `layers`; `transfer` hears `released` once for each of its parts."""
+        on_host = [layer for layer in layers if slot.layer_device(layer.layer) is None]
+        on_device = [layer for layer in layers if slot.layer_device(layer.layer) is not None]
+        if on_device and not any(slot.planes[layer.layer] or slot.states[layer.layer] for layer in on_host):
+            # Layers without arrays go with the others.
+            on_host, on_device = [], list(layers)
+        jobs: list[tuple[Callable[[], Store], list[LayerCopies]]] = [
+            (self._host_store, on_host), (self.device_store, on_device)
+        ]  # fmt: skip
+        for store_of, share in jobs:
+            if not share:
+                continue
+            try:
+                store = store_of()
+                move = store.read if direction == "read" else store.write
+            except Exception as error:
+                transfer.failed(error)
+                transfer.released()
+                continue
+            move(share, transfer, after)
+
+    def _host_store(self) -> Store:
+        return self._host
+
+    def device_store(self) -> Store:
+        """The store of device arrays, opened on first use."""
+        with self._opening:
+            if self._device is None:
+                self._device = open_device_store(
+                    self._medium, choice=self._choice, threads=self._threads, directory=self._directory
+                )
+            return self._device
+
+    @property
+    def path(self) -> str:
+        """The path that device arrays take here, `posix` before one came."""
+        store = self._host if self._device is None else self._device
+        return str(store.describe()["path"])
+
+    def forget(self, file: PoolFile, segment: int) -> None:
+        """Let go of a segment that is about to be given back."""
+        self._host.forget(file, segment)
+        if self._device is not None:
+            self._device.forget(file, segment)
+
+    def close(self) -> None:
+        """Close the stores."""
+        self._host.close()
+        if self._device is not None:
+            self._device.close()

@@ -1,0 +1,170 @@
+"""Opening a pool: its directory, lock, catalog, files and ledger, made or read back, checked and cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmkv import directory
+from mmkv.catalog import Catalog, ConversationRow
+from mmkv.errors import PoolCorrupt, PoolFull
+from mmkv.geometry import Extent, choose_geometry
+from mmkv.layout import Layout
+from mmkv.ledger import Ledger
+from mmkv.medium import Medium, boot_id, medium_of
+from mmkv.space import Space
+
+__all__ = ["Opened", "load_ledger", "open_owner", "open_reader"]
+
+_LEAST_FREE_RAM = 1 << 30
+
+
+@dataclass(slots=True)
+class Opened:
+    """The parts of an open pool. `lock` is `None` for a reader."""
+
+    path: Path
+    description: directory.Description
+    medium: Medium
+    catalog: Catalog
+    space: Space
+    ledger: Ledger
+    lock: directory.OwnerLock | None
+
+
+def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free_ram: int | None) -> Opened:
+    """Open a pool as its owner, and create it where there is none."""
+    if layout is not None and not isinstance(layout, Layout):
+        raise TypeError(f"layout must be a Layout, not {layout!r}")
+    directory.prepare(path, create=layout is not None and capacity is not None)
+    medium = medium_of(path)
+    if medium.fs_type == "hugetlbfs":
+        raise ValueError(f"{path} lies on hugetlbfs, which cannot hold a pool's catalog: use tmpfs or a disk")
+    with contextlib.ExitStack() as undo:
+        lock = directory.OwnerLock(path)
+        undo.callback(lock.release)
+        new = not directory.is_pool(path)
+        if new:
+            _create(path, layout, capacity)
+        description = directory.read_description(path)
+        if layout is not None:
+            directory.require_layout(path, description.layout, layout)
+        unborn = not (path / description.catalog_name).exists()
+        if unborn:
+            _refuse_lost_catalog(path)
+        catalog = Catalog(path / description.catalog_name, create=unborn)
+        undo.callback(catalog.close)
+        if unborn:
+            if capacity is None:
+                raise PoolCorrupt(f"the creation of the pool at {path} was interrupted: give a capacity to finish it")
+            catalog.set_property("uuid", description.uuid)
+            catalog.set_property("capacity", capacity, synced=True)
+        if catalog.get_property("uuid") != description.uuid:
+            raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
+        space = Space(
+            path,
+            description.geometry,
+            catalog,
+            medium,
+            capacity=_stored_capacity(catalog),
+            min_free_ram=_free_ram_to_leave() if min_free_ram is None else min_free_ram,
+            create=unborn,
+        )
+        undo.callback(space.close)
+        if unborn:
+            directory.sync_directory(path)
+        _settle_other_boots(catalog, boot_id())
+        ledger = load_ledger(catalog, space)
+        undo.pop_all()
+    return Opened(path, description, medium, catalog, space, ledger, lock)
+
+
+def open_reader(path: Path, layout: Layout | None) -> Opened:
+    """Open a pool for reading only, beside its owner or without one."""
+    directory.prepare(path, create=False)
+    description = directory.read_description(path)
+    if layout is not None:
+        directory.require_layout(path, description.layout, layout)
+    medium = medium_of(path)
+    with contextlib.ExitStack() as undo:
+        catalog = Catalog(path / description.catalog_name, readonly=True)
+        undo.callback(catalog.close)
+        space = Space(
+            path, description.geometry, catalog, medium, capacity=_stored_capacity(catalog), min_free_ram=0,
+            readonly=True,
+        )  # fmt: skip
+        undo.callback(space.close)
+        ledger = load_ledger(catalog, space)
+        undo.pop_all()
+    return Opened(path, description, medium, catalog, space, ledger, None)
+
+
+def load_ledger(catalog: Catalog, space: Space) -> Ledger:
+    """The ledger of what a catalog lists; the references of blocks are derived from the extents."""
+    rows = catalog.load()
+    for row in rows:
+        _require_sound(row, space)
+    ledger = Ledger(space.blocks, space.records)
+    try:
+        ledger.load(rows)
+    except ValueError as error:
+        raise PoolCorrupt(f"the catalog {catalog.path} is damaged: {error}") from error
+    return ledger
+
+
+def _require_sound(row: ConversationRow, space: Space) -> None:
+    for version in (row.version, row.fallback):
+        if version is not None:
+            records = [Extent(point.record, 1) for point in version.checkpoints]
+            space.require_in_range(version.extents, records, version.tokens)
+            if len(version.hashes) != version.tokens // space.geometry.block_tokens:
+                raise PoolCorrupt(f"version {version.id} of {row.name!r} has {len(version.hashes)} hashes")
+            if space.geometry.layout.state_bytes and version.tokens not in {p.tokens for p in version.checkpoints}:
+                raise PoolCorrupt(f"version {version.id} of {row.name!r} has no checkpoint at its end")
+
+
+def _create(path: Path, layout: Layout | None, capacity: int | None) -> None:
+    directory.refuse_foreign(path)
+    if layout is None or capacity is None:
+        missing = "a layout" if layout is None else "a capacity"
+        raise PoolCorrupt(f"{path} is not a pool: to create one there, give {missing}, too")
+    geometry = choose_geometry(layout, capacity)
+    try:
+        directory.write_description(path, directory.describe(layout, geometry))
+    except OSError as error:
+        raise PoolFull(f"cannot create a pool at {path}: {error.strerror}") from error
+
+
+def _refuse_lost_catalog(path: Path) -> None:
+    # A creation that was interrupted leaves empty files at most.
+    for file in [path / "tokens.kv", *path.glob("layers/*")]:
+        if file.is_file() and file.stat().st_size:
+            raise PoolCorrupt(f"{path} has lost its catalog.sqlite3: restore it, or empty the directory to start anew")
+
+
+def _stored_capacity(catalog: Catalog) -> int:
+    capacity = catalog.get_property("capacity")
+    if type(capacity) is not int or capacity < 1:
+        raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its capacity is {capacity!r}")
+    return capacity
+
+
+def _free_ram_to_leave() -> int:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(_LEAST_FREE_RAM, total // 16)
+
+
+def _settle_other_boots(catalog: Catalog, boot: str) -> None:
+    """After another boot, what was not synced may never have reached the medium: its last synced version counts."""
+    lost = []
+    for row in catalog.load(hashes=False):
+        if row.version.synced or row.version.boot == boot:
+            continue
+        if row.fallback is None:
+            lost.append(row.name)
+        else:
+            catalog.restore_fallback(row.name, row.fallback.id)
+    if lost:
+        catalog.drop(lost)

@@ -1,0 +1,73 @@
+"""The copies of a transfer: which bytes of a slot's arrays go where in the pool's files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mmkv.buffer import Buffer
+from mmkv.geometry import Extent
+from mmkv.slot import Slot
+from mmkv.space import Space
+from mmkv.store.contract import Copy, LayerCopies
+
+__all__ = ["layer_copies"]
+
+
+def layer_copies(
+    space: Space,
+    slot: Slot,
+    extents: Sequence[Extent],
+    start: int,
+    stop: int,
+    *,
+    states: Sequence[dict[str, Buffer]] | None = None,
+    record: int | None = None,
+) -> list[LayerCopies]:
+    """The copies between a slot and the rows `[start, stop)` of a version, layer by layer.
+
+    Parameters
+    ----------
+    space : Space
+        The pool's files.
+    slot : Slot
+        The arrays.
+    extents : sequence of Extent
+        Where the version lies.
+    start, stop : int
+        The tokens whose rows move.
+    states : sequence of dict of str to Buffer, optional
+        The state arrays of each layer, which move to or from `record`.
+    record : int, optional
+        The checkpoint's record; without one, states do not move.
+    """
+    geometry = space.geometry
+    runs = geometry.token_runs(extents, start, stop)
+    layers = []
+    for layer, planes in enumerate(slot.planes):
+        copies = []
+        file = space.planes[layer]
+        if file is not None and len(runs.tokens):
+            for name, (_, token_bytes) in geometry.plane_regions[layer].items():
+                copies.append(
+                    Copy(
+                        name,
+                        file,
+                        planes[name],
+                        geometry.plane_offsets(runs, layer, name),
+                        runs.token * token_bytes,
+                        runs.tokens * token_bytes,
+                    )
+                )
+        state_file = space.states[layer]
+        if state_file is not None and record is not None and states is not None:
+            for name, buffer in states[layer].items():
+                offset = geometry.state_offset(layer, name, record)
+                copies.append(Copy(name, state_file, buffer, _one(offset), _one(0), _one(buffer.bytes)))
+        layers.append(LayerCopies(layer, tuple(copies)))
+    return layers
+
+
+def _one(value: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array([value], dtype=np.int64)

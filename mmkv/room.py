@@ -1,0 +1,181 @@
+"""Making room: reserving blocks, growing within the capacity, dropping the least recently used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container
+
+from mmkv.catalog import Catalog
+from mmkv.errors import PoolFull
+from mmkv.eviction import choose_victims
+from mmkv.ledger import Conversation, Ledger
+from mmkv.space import KINDS, Kind, Reservation, Space
+from mmkv.store.files import PoolFile
+
+__all__ = ["Room"]
+
+
+class Room:
+    """Who gets the space of a pool.
+
+    Parameters
+    ----------
+    lock : RLock
+        The pool's lock.
+    catalog, space, ledger
+        The pool's parts.
+    busy : container of str
+        The conversations that are being parked, which stay.
+    forget : callable
+        Called with a file and a segment that is about to be given back.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        catalog: Catalog,
+        space: Space,
+        ledger: Ledger,
+        busy: Container[str],
+        forget: Callable[[PoolFile, int], None],
+    ) -> None:
+        self._lock = lock
+        self._catalog = catalog
+        self._space = space
+        self._ledger = ledger
+        self._busy = busy
+        self._forget = forget
+        self.evictions = 0
+
+    def reserve(self, what: str, blocks: int, records: int, after: int | None) -> Reservation:
+        """Take blocks and records, with as little growth and as few evictions as will do.
+
+        Raises
+        ------
+        PoolFull
+            There is no room and none can be made; nothing was dropped for it.
+        """
+        self._require_possible(what, blocks, records)
+        while True:
+            with self._lock:
+                reservation = self._space.try_reserve(blocks, records, after)
+                if reservation is not None:
+                    return reservation
+                if self._settle():
+                    continue
+                kind = self._space.lacking(blocks, records)
+                assert kind is not None
+                if not self._space.may_grow(kind):
+                    if not self._give_back_other(kind):
+                        self._evict(what, blocks, records)
+                    continue
+            self._space.grow(kind, self._lock)
+
+    def _require_possible(self, what: str, blocks: int, records: int) -> None:
+        space, geometry = self._space, self._space.geometry
+        segments = -(-blocks // space.blocks.segment_length)
+        state_segments = -(-records // space.records.segment_length)
+        if segments * geometry.segment_bytes + state_segments * geometry.state_segment_bytes > space.capacity:
+            raise space.full(what, blocks, records)
+
+    def _settle(self) -> bool:
+        """Make freed numbers allocatable, once what freed them is on the medium. Whether there were any."""
+        if not self._space.blocks.unsettled and not self._space.records.unsettled:
+            return False
+        self._catalog.sync()
+        self._space.blocks.settle()
+        self._space.records.settle()
+        return True
+
+    def _give_back_other(self, kind: Kind) -> bool:
+        other: Kind = "checkpoints" if kind == "blocks" else "blocks"
+        drained = self._space.allocator(other).drained_segments()
+        if not drained or len(self._space.allocator(other).segments) == 1:
+            return False
+        self._give_back(other, drained[0])
+        return True
+
+    def _give_back(self, kind: Kind, segment: int) -> None:
+        for file in self._space.files(kind):
+            self._forget(file, segment)
+        self._space.give_back(kind, segment)
+
+    def _evictable(self) -> list[Conversation]:
+        return [
+            conversation
+            for conversation in self._ledger.least_recently_used()
+            if not conversation.pinned and conversation.version.leases == 0 and conversation.name not in self._busy
+        ]
+
+    def _evict(self, what: str, blocks: int, records: int) -> None:
+        space = self._space
+        if self.release_fallbacks():
+            return
+        victims = choose_victims(
+            self._ledger, self._evictable(), blocks - space.blocks.free, records - space.records.free
+        )
+        if not victims:
+            raise space.full(what, blocks, records)
+        self._drop(victims)
+
+    def _drop(self, victims: list[Conversation]) -> None:
+        self._catalog.drop([victim.name for victim in victims])
+        for victim in victims:
+            self._ledger.drop(victim.name)
+        self.evictions += len(victims)
+
+    def release_fallbacks(self) -> bool:
+        """Bring the newest versions to the medium, so that the older ones kept for their sake become free."""
+        waiting = [c for c in self._ledger.conversations.values() if c.fallback is not None]
+        if waiting:
+            self.sync(waiting)
+        return bool(waiting)
+
+    def sync(self, conversations: list[Conversation]) -> None:
+        """Wait until the newest versions of `conversations` are on the medium. The pool's lock is held."""
+        waiting = [conversation for conversation in conversations if not conversation.version.row.synced]
+        if not waiting:
+            return
+        self._space.sync()
+        self._catalog.mark_synced([conversation.version.row.id for conversation in waiting])
+        for conversation in waiting:
+            self._ledger.mark_synced(conversation)
+
+    def shrink(self, capacity: int) -> None:
+        """Bring the files down to `capacity` bytes: give back drained segments, and drop what stands in the way.
+
+        Raises
+        ------
+        PoolFull
+            What is pinned, leased or being parked needs more; nothing was dropped.
+        """
+        self._settle()
+        self.release_fallbacks()
+        self._settle()
+        candidates = self._evictable()
+        if self._bytes_in_use_without(candidates) > capacity:
+            raise PoolFull(
+                f"a capacity of {capacity} bytes is less than what is pinned, leased or being parked needs: "
+                "unpin, close matches, or wait for the parks"
+            )
+        while self._bytes_in_use_without([]) > capacity:
+            self._drop([candidates.pop(0)])
+            self._settle()
+        for kind in KINDS:
+            for segment in self._space.allocator(kind).drained_segments():
+                if self._space.allocated_bytes > capacity:
+                    self._give_back(kind, segment)
+
+    def _bytes_in_use_without(self, dropped: list[Conversation]) -> int:
+        """Bytes of the segments that would hold anything if `dropped` were gone."""
+        geometry = self._space.geometry
+        total = 0
+        for kind, size in zip(KINDS, (geometry.segment_bytes, geometry.state_segment_bytes), strict=True):
+            allocator = self._space.allocator(kind)
+            counts = allocator.counts.copy()
+            for version in (version for conversation in dropped for version in conversation.linked_versions()):
+                for first, count in version.extents if kind == "blocks" else version.records:
+                    counts[first : first + count] -= 1
+            length = allocator.segment_length
+            total += size * sum(1 for segment in allocator.segments if counts[segment * length :][:length].any())
+        return total

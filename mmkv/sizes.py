@@ -1,0 +1,42 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["parse_bytes"]
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgtp", start=1)
+    for suffix, base in (("", 1024), ("b", 1000), ("ib", 1024))
+}
+
+
+def parse_bytes(size: int | str, what: str = "size") -> int:
+    """Bytes of `"384GiB"`, `"1.5 TB"` or a plain number; `K`, `M`, `G`, `T` alone are powers of 1024.
+
+    Raises
+    ------
+    ValueError, TypeError
+        It is not a positive size; the text names `what`.
+
+    Examples
+    --------
+    >>> parse_bytes("1.5KiB")
+    1536
+    """
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise TypeError(f"{what} must be bytes or a text such as '384GiB', not {size!r}")
+    if isinstance(size, int):
+        value = size
+    else:
+        match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", size)
+        unit = _UNITS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise ValueError(f"{what} must be bytes or a text such as '384GiB', not {size!r}")
+        whole, _, fraction = match[1].partition(".")
+        value = int(whole) * unit + (int(fraction) * unit // 10 ** len(fraction) if fraction else 0)
+    if not 0 < value < 1 << 62:
+        raise ValueError(f"{what} must be a positive number of bytes, not {size!r}")
+    return value

@@ -1,0 +1,309 @@
+"""The space of a pool: its files, the segments they have, and the blocks and records in them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mmkv.blocks import BlockAllocator
+from mmkv.catalog import Catalog
+from mmkv.errors import PoolCorrupt, PoolFull
+from mmkv.geometry import ID_BYTES, Extent, Geometry
+from mmkv.medium import Medium, available_ram
+from mmkv.store.files import PoolFile
+
+__all__ = ["KINDS", "Kind", "Reservation", "Space"]
+
+Kind = Literal["blocks", "checkpoints"]
+KINDS: tuple[Kind, Kind] = ("blocks", "checkpoints")
+_ALLOCATING_THREADS = 8
+# Ids are compared in steps that double: most comparisons end early or go to the end.
+_FIRST_IDS = 4096
+_MOST_IDS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks and a record with one reference each, to be committed or released."""
+
+    extents: tuple[Extent, ...]
+    records: tuple[Extent, ...]
+
+
+class Space:
+    """The files under a pool's directory and what is allocated in them.
+
+    `blocks` and `records` are guarded by the pool's lock; growing takes a lock of its own for the slow part.
+
+    Parameters
+    ----------
+    directory : Path
+        The pool's directory.
+    geometry : Geometry
+        The sizes of everything.
+    catalog : Catalog
+        Keeps the list of allocated segments.
+    medium : Medium
+        What the directory lies on.
+    capacity : int
+        The most bytes that the files may take.
+    min_free_ram : int
+        Bytes of RAM that growing leaves free, where the medium is RAM.
+    create, readonly : bool
+        Whether to make the files where they are missing; whether only to read them.
+
+    Raises
+    ------
+    PoolCorrupt
+        A file is missing or too short for its segments.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        geometry: Geometry,
+        catalog: Catalog,
+        medium: Medium,
+        *,
+        capacity: int,
+        min_free_ram: int,
+        create: bool = False,
+        readonly: bool = False,
+    ) -> None:
+        self.geometry = geometry
+        self.medium = medium
+        self.capacity = capacity
+        self.min_free_ram = min_free_ram
+        self._catalog = catalog
+        self._growing = threading.Lock()
+        self.planes: list[PoolFile | None] = []
+        self.states: list[PoolFile | None] = []
+        self._opened: list[PoolFile] = []
+        try:
+            self._open_files(directory, create=create, readonly=readonly)
+            self.reload_segments()
+            for file, size in self._expected_sizes():
+                file.require(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_files(self, directory: Path, *, create: bool, readonly: bool) -> None:
+        def opened(name: str, segment_bytes: int) -> PoolFile | None:
+            if segment_bytes == 0:
+                return None
+            file = PoolFile(directory / name, segment_bytes, create=create, readonly=readonly)
+            self._opened.append(file)
+            return file
+
+        if create:
+            (directory / "layers").mkdir(mode=0o700, exist_ok=True)
+        geometry = self.geometry
+        self.tokens = PoolFile(directory / "tokens.kv", geometry.tokens_segment_bytes, create=create, readonly=readonly)
+        self._opened.append(self.tokens)
+        sizes = zip(geometry.layer_segment_bytes, geometry.layer_state_segment_bytes, strict=True)
+        for layer, (plane_bytes, state_bytes) in enumerate(sizes):
+            self.planes.append(opened(f"layers/{layer:04d}.kv", plane_bytes))
+            self.states.append(opened(f"layers/{layer:04d}.state", state_bytes))
+
+    def reload_segments(self) -> None:
+        """Read the list of segments anew, with no block held: for a reader, whose owner goes on."""
+        geometry, defer = self.geometry, not self.medium.in_ram
+        self.blocks = BlockAllocator(geometry.segment_blocks, defer=defer)
+        self.records = BlockAllocator(max(1, geometry.segment_checkpoints), defer=defer)
+        for kind in KINDS:
+            for segment in self._catalog.segments(kind):
+                self.allocator(kind).add_segment(segment)
+
+    def allocator(self, kind: Kind) -> BlockAllocator:
+        """The allocator of token blocks or of checkpoint records."""
+        return self.blocks if kind == "blocks" else self.records
+
+    def files(self, kind: Kind) -> list[PoolFile]:
+        """The files that hold the segments of `kind`."""
+        if kind == "blocks":
+            return [self.tokens, *(file for file in self.planes if file is not None)]
+        return [file for file in self.states if file is not None]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all allocated segments."""
+        return sum(len(self.allocator(kind).segments) * self._segment_bytes(kind) for kind in KINDS)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks and records that are held."""
+        geometry = self.geometry
+        return self.blocks.used * geometry.block_bytes + self.records.used * geometry.checkpoint_bytes
+
+    def _segment_bytes(self, kind: Kind) -> int:
+        return self.geometry.segment_bytes if kind == "blocks" else self.geometry.state_segment_bytes
+
+    def _expected_sizes(self) -> Iterator[tuple[PoolFile, int]]:
+        for kind in KINDS:
+            end = max(self.allocator(kind).segments, default=-1) + 1
+            for file in self.files(kind):
+                yield file, end * file.segment_bytes
+
+    def require_whole(self) -> None:
+        """Check that no file was truncated, deleted or replaced. Costs one `fstat` a file.
+
+        Raises
+        ------
+        PoolCorrupt
+            One was.
+        """
+        for file, size in self._expected_sizes():
+            file.require(size)
+
+    def try_reserve(self, blocks: int, records: int, after: int | None) -> Reservation | None:
+        """Take blocks and records that are free now, or nothing and return `None`."""
+        if blocks > self.blocks.free or records > self.records.free:
+            return None
+        extents = self.blocks.allocate(blocks, after)
+        taken = self.records.allocate(records)
+        assert extents is not None and taken is not None
+        return Reservation(extents, tuple(Extent(first + i, 1) for first, count in taken for i in range(count)))
+
+    def release(self, reservation: Reservation) -> None:
+        """Undo a reservation that was not committed."""
+        self.blocks.release(reservation.extents)
+        self.records.release(reservation.records)
+
+    def lacking(self, blocks: int, records: int) -> Kind | None:
+        """Which kind has fewer free than that, if one has."""
+        if blocks > self.blocks.free:
+            return "blocks"
+        return "checkpoints" if records > self.records.free else None
+
+    def may_grow(self, kind: Kind) -> bool:
+        """Whether the capacity and the free RAM allow one segment more."""
+        size = self._segment_bytes(kind)
+        if self.allocated_bytes + size > self.capacity:
+            return False
+        return not self.medium.in_ram or available_ram() - size >= self.min_free_ram
+
+    def grow(self, kind: Kind, lock: threading.RLock) -> None:
+        """Allocate one segment more, in all files or in none. Takes `lock` only for the bookkeeping.
+
+        Costs what the file system takes to clear the pages: about 0.3 s a GB of tmpfs on one thread.
+
+        Raises
+        ------
+        PoolFull
+            The file system has no room.
+        """
+        with self._growing:
+            with lock:
+                # Another thread may have grown meanwhile.
+                if not self.may_grow(kind):
+                    return
+                segment = self.allocator(kind).next_segment()
+            files = self.files(kind)
+            self._allocate(files, segment)
+            with lock:
+                self._catalog.add_segment(kind, segment)
+                self.allocator(kind).add_segment(segment)
+
+    def _allocate(self, files: Sequence[PoolFile], segment: int) -> None:
+        with ThreadPoolExecutor(min(_ALLOCATING_THREADS, len(files)), "mmkv-allocate") as threads:
+            results = [(file, threads.submit(file.allocate, segment)) for file in files]
+        errors = [result.exception() for _, result in results]
+        first = next((error for error in errors if error is not None), None)
+        if first is not None:
+            for (file, _), error in zip(results, errors, strict=True):
+                if error is None:
+                    file.give_back(segment)
+            raise first
+
+    def give_back(self, kind: Kind, segment: int) -> None:
+        """Free the space of a drained segment. The pool's lock is held; no store holds a map of it."""
+        self.allocator(kind).remove_segment(segment)
+        self._catalog.remove_segment(kind, segment)
+        for file in self.files(kind):
+            file.give_back(segment)
+
+    def write_ids(self, extents: Sequence[Extent], start: int, ids: npt.NDArray[np.int64]) -> None:
+        """Write the ids of tokens `[start, len(ids))` of a conversation that lies in `extents`.
+
+        Raises
+        ------
+        PoolFull, PoolCorrupt
+            They could not be written.
+        """
+        runs = self.geometry.token_runs(extents, start, len(ids))
+        for offset, token, count in zip(
+            self.geometry.id_offsets(runs).tolist(), runs.token.tolist(), runs.tokens.tolist(), strict=True
+        ):
+            self.tokens.write(memoryview(ids[token : token + count]).cast("B"), offset)
+
+    def read_ids(self, extents: Sequence[Extent], start: int, stop: int) -> npt.NDArray[np.int64]:
+        """The ids of tokens `[start, stop)`; int64, shape (stop - start,).
+
+        Raises
+        ------
+        PoolCorrupt
+            The file of ids is truncated.
+        """
+        ids = np.empty(stop - start, dtype=np.int64)
+        view = memoryview(ids).cast("B")
+        runs = self.geometry.token_runs(extents, start, stop)
+        for offset, token, count in zip(
+            self.geometry.id_offsets(runs).tolist(), runs.token.tolist(), runs.tokens.tolist(), strict=True
+        ):
+            self.tokens.read(view[(token - start) * ID_BYTES : (token - start + count) * ID_BYTES], offset)
+        return ids
+
+    def common_prefix(
+        self, extents: Sequence[Extent], tokens: int, ids: npt.NDArray[np.int64], start: int = 0
+    ) -> int:
+        """How many leading ids a parked conversation and `ids` have in common, those before `start` being known to.
+
+        Costs a read of the common ids and of at most as many more.
+        """
+        stop = min(tokens, len(ids))
+        step = _FIRST_IDS
+        while start < stop:
+            end = min(start + step, stop)
+            differing = np.flatnonzero(self.read_ids(extents, start, end) != ids[start:end])
+            if len(differing):
+                return start + int(differing[0])
+            start, step = end, min(step * 4, _MOST_IDS)
+        return max(start, 0)
+
+    def sync(self) -> None:
+        """Wait until the bytes of all files are on the medium."""
+        for file in self._opened:
+            file.sync()
+
+    def require_in_range(self, extents: Sequence[Extent], records: Sequence[Extent], tokens: int) -> None:
+        """Raise `PoolCorrupt` if a version lists blocks that cannot be its own."""
+        if sum(count for _, count in extents) != self.geometry.blocks_for(tokens):
+            raise PoolCorrupt(f"a version of {tokens} tokens lists {extents} as its blocks")
+        for allocator, runs in ((self.blocks, extents), (self.records, records)):
+            end = len(allocator.counts)
+            if any(first + count > end for first, count in runs):
+                raise PoolCorrupt(f"a version lists {runs}, beyond the {end} numbers that are allocated")
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._opened:
+            file.close()
+
+    def full(self, what: str, blocks: int, records: int) -> PoolFull:
+        """The error for a request that does not fit, in figures."""
+        need = blocks * self.geometry.block_bytes + records * self.geometry.checkpoint_bytes
+        text = (
+            f"no room for {what}: it needs {need} bytes more, {self.used_bytes} of {self.capacity} are in use, and what "
+            "is pinned, leased or being parked stays"
+        )
+        if self.medium.in_ram and self.allocated_bytes + self.geometry.segment_bytes <= self.capacity:
+            text += f"; RAM is short: {available_ram()} bytes are available, {self.min_free_ram} must stay free"
+        return PoolFull(text + ". Raise the capacity, or drop or unpin conversations")

@@ -1,0 +1,182 @@
+"""The files of a pool and their segments: opened, allocated, checked, synced, given back."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from pathlib import Path
+
+from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
+
+__all__ = ["PoolFile"]
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ZEROS = bytes(1 << 20)
+
+
+class PoolFile:
+    """One file of a pool: a row of segments of equal size, some of them allocated.
+
+    Parameters
+    ----------
+    path : Path
+        The file. It is made if `create` is set; a symbolic link is refused.
+    segment_bytes : int
+        Size of a segment, a multiple of 4096.
+    create, readonly : bool
+        Whether to make the file where it is missing; whether to open it for reading only.
+
+    Raises
+    ------
+    PoolCorrupt
+        The file is missing, or is no plain file.
+    MmkvError
+        The process has too many files open.
+    """
+
+    __slots__ = ("fd", "identity", "path", "segment_bytes")
+
+    def __init__(self, path: Path, segment_bytes: int, *, create: bool = False, readonly: bool = False) -> None:
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDONLY if readonly else os.O_RDWR) | (os.O_CREAT if create else 0)
+        try:
+            self.fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise _open_error(path, error) from error
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self.fd)
+            raise PoolCorrupt(f"{path} is not a plain file")
+        self.path = path
+        self.segment_bytes = segment_bytes
+        self.identity = (status.st_dev, status.st_ino)
+
+    def __repr__(self) -> str:
+        return f"PoolFile({str(self.path)!r}, segment_bytes={self.segment_bytes})"
+
+    @property
+    def size(self) -> int:
+        """The file's size in bytes, as it is now."""
+        return os.fstat(self.fd).st_size
+
+    def require(self, size: int) -> None:
+        """Check that the file is whole up to `size` bytes and still has its name.
+
+        Costs one `fstat`. A file cut behind the pool's back would be read short, and, grown again by a write, give
+        zeros for what was lost.
+
+        Raises
+        ------
+        PoolCorrupt
+            The file was truncated or deleted.
+        """
+        status = os.fstat(self.fd)
+        if status.st_size < size:
+            raise PoolCorrupt(f"{self.path} is truncated: it has {status.st_size} bytes and must have {size}")
+        if status.st_nlink == 0:
+            raise PoolCorrupt(f"{self.path} was deleted or replaced while the pool is open")
+
+    def allocate(self, segment: int) -> None:
+        """Take the space of a segment on the file system; what it holds already is kept.
+
+        Raises
+        ------
+        PoolFull
+            The file system has no room for it. The file holds what it held.
+        """
+        offset = segment * self.segment_bytes
+        size_before = self.size
+        if _libc.fallocate(self.fd, 0, offset, self.segment_bytes) == 0:
+            return
+        code = ctypes.get_errno()
+        try:
+            if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+                self._write_zeros(max(offset, size_before), offset + self.segment_bytes)
+                return
+            raise OSError(code, os.strerror(code))
+        except OSError as error:
+            # A failed fallocate may have grown the file part of the way.
+            if size_before <= offset and self.size > size_before:
+                os.ftruncate(self.fd, size_before)
+            if error.errno in _NO_ROOM:
+                raise PoolFull(
+                    f"no room on the file system of {self.path} for {self.segment_bytes} bytes more "
+                    f"({error.strerror}): free some space, or give the pool a smaller capacity"
+                ) from error
+            raise MmkvError(f"cannot take space for {self.path}: {error}") from error
+
+    def _write_zeros(self, start: int, end: int) -> None:
+        while start < end:
+            start += os.pwrite(self.fd, _ZEROS[: end - start], start)
+
+    def give_back(self, segment: int) -> None:
+        """Free the space of a segment; it reads as zeros afterwards, and the file keeps its size.
+
+        Every map and registration of it must be gone: a device would go on writing to orphaned pages.
+        """
+        size = self.segment_bytes
+        if _libc.fallocate(self.fd, _PUNCH_HOLE | _KEEP_SIZE, segment * size, size) != 0:
+            code = ctypes.get_errno()
+            if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise MmkvError(f"cannot give back space of {self.path}: {os.strerror(code)}")
+
+    def read(self, view: memoryview, offset: int) -> None:
+        """Fill `view` with the bytes at `offset`.
+
+        Raises
+        ------
+        PoolCorrupt
+            The file ends before.
+        """
+        done = 0
+        while done < len(view):
+            got = os.preadv(self.fd, [view[done:]], offset + done)
+            if got == 0:
+                raise PoolCorrupt(
+                    f"{self.path} ends at {self.size} bytes, before {offset + len(view)}: it was truncated"
+                )
+            done += got
+
+    def write(self, view: memoryview, offset: int) -> None:
+        """Write `view` at `offset`.
+
+        Raises
+        ------
+        PoolFull
+            The file system has no room.
+        """
+        done = 0
+        while done < len(view):
+            try:
+                done += os.pwritev(self.fd, [view[done:]], offset + done)
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    raise PoolFull(f"no room on the file system of {self.path} ({error.strerror})") from error
+                raise
+
+    def sync(self) -> None:
+        """Wait until the file's bytes are on the medium."""
+        os.fdatasync(self.fd)
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _open_error(path: Path, error: OSError) -> Exception:
+    if error.errno == errno.ENOENT:
+        return PoolCorrupt(f"{path} is missing")
+    if error.errno == errno.ELOOP:
+        return PoolCorrupt(f"{path} is a symbolic link: a pool's files are plain files")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return MmkvError(
+            f"cannot open {path}: too many open files. A pool keeps one or two open for each layer: "
+            "raise the limit (ulimit -n)"
+        )
+    return MmkvError(f"cannot open {path}: {error.strerror}")

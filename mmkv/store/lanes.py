@@ -1,0 +1,187 @@
+"""Threads that copy the pieces of a transfer, a few at a time: what blocking reads and writes need to be fast."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mmkv.errors import MmkvError, TransferError
+from mmkv.store.contract import Copy, LayerCopies, Progress
+
+if TYPE_CHECKING:
+    from mmkv.device import Event
+
+__all__ = ["Lanes", "Piece", "drain", "read_batches", "write_batches"]
+
+_IDLE_SECONDS = 10.0
+# A lane is worth its start from about this many bytes on.
+_BYTES_PER_LANE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Bytes that one call copies: a part of one run of one copy."""
+
+    layer: int
+    copy: Copy
+    file_offset: int
+    buffer_offset: int
+    size: int
+
+
+Batch = list[Piece]
+
+
+class Lanes:
+    """Daemon threads that run jobs at once, kept for a while when idle.
+
+    There is no queue: a job that hangs holds up no other. Who submits bounds how many run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job`, which must not raise, on an idle thread or a new one."""
+        with self._changed:
+            if self._closed:
+                raise MmkvError(f"the threads {self._name!r} were stopped")
+            if self._idle > len(self._jobs):
+                self._jobs.append(job)
+                self._changed.notify()
+                return
+        threading.Thread(target=self._run, args=(job,), name=self._name, daemon=True).start()
+
+    def _run(self, job: Callable[[], None] | None) -> None:
+        while job is not None:
+            job()
+            # The job holds buffers; an idle thread must not keep them alive.
+            job = None
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._jobs or self._closed, timeout=_IDLE_SECONDS)
+                self._idle -= 1
+                if self._jobs:
+                    job = self._jobs.popleft()
+
+    def close(self) -> None:
+        """Let idle threads end; a running job runs on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _pieces(layer: LayerCopies, piece_bytes: int) -> Iterator[Piece]:
+    for copy in layer.copies:
+        runs = zip(copy.file_offsets.tolist(), copy.buffer_offsets.tolist(), copy.sizes.tolist(), strict=True)
+        for file_offset, buffer_offset, size in runs:
+            for start in range(0, size, piece_bytes):
+                yield Piece(
+                    layer.layer, copy, file_offset + start, buffer_offset + start, min(piece_bytes, size - start)
+                )
+
+
+def read_batches(layers: Sequence[LayerCopies], piece_bytes: int) -> Iterator[Batch]:
+    """Batches of about `piece_bytes`, layer after layer, so that the first layer comes first."""
+    for layer in layers:
+        batch: Batch = []
+        size = 0
+        for piece in _pieces(layer, piece_bytes):
+            if batch and size + piece.size > piece_bytes:
+                yield batch
+                batch, size = [], 0
+            batch.append(piece)
+            size += piece.size
+        if batch:
+            yield batch
+
+
+def write_batches(layers: Sequence[LayerCopies], piece_bytes: int) -> Iterator[Batch]:
+    """A batch a layer: a file's inode lock lets one writer in, so that each lane has a file of its own."""
+    for layer in layers:
+        batch = list(_pieces(layer, piece_bytes))
+        if batch:
+            yield batch
+
+
+def drain(
+    lanes: Lanes,
+    layers: Sequence[LayerCopies],
+    batches: Iterator[Batch],
+    move: Callable[[Piece], None],
+    progress: Progress,
+    *,
+    threads: int,
+    path: str,
+    after: Sequence[Event] = (),
+) -> None:
+    """Copy `batches` with `move` on at most `threads` lanes, and tell `progress`. Returns at once.
+
+    Parameters
+    ----------
+    move : callable
+        Copies one piece, or raises.
+    path : str
+        The path that `move` takes, as receipts name it.
+    """
+    left = {layer.layer: layer.bytes for layer in layers}
+    total = sum(left.values())
+    running = max(1, min(threads, -(-total // _BYTES_PER_LANE)))
+    lock = threading.Lock()
+
+    def lane() -> None:
+        nonlocal running
+        try:
+            for event in after:
+                event.synchronize()
+            while not progress.stopped:
+                with lock:
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                _move_batch(batch)
+        except Exception as error:
+            progress.failed(error)
+        finally:
+            with lock:
+                running -= 1
+                last = running == 0
+            if last:
+                progress.released()
+
+    def _move_batch(batch: Batch) -> None:
+        for piece in batch:
+            if progress.stopped:
+                return
+            try:
+                move(piece)
+            except MmkvError as error:
+                raise TransferError(
+                    f"layer {piece.layer}, {piece.copy.name!r}: {error}", layer=piece.layer, plane=piece.copy.name
+                ) from error
+            except (OSError, RuntimeError, ValueError) as error:
+                raise TransferError(
+                    f"layer {piece.layer}, {piece.copy.name!r}: copying {piece.size} bytes at {piece.file_offset} of "
+                    f"{piece.copy.file.path} failed: {error}",
+                    layer=piece.layer,
+                    plane=piece.copy.name,
+                ) from error
+            progress.moved(path, piece.size)
+            with lock:
+                left[piece.layer] -= piece.size
+                landed = left[piece.layer] == 0
+            if landed:
+                progress.landed(piece.layer)
+
+    for layer in layers:
+        if left[layer.layer] == 0:
+            progress.landed(layer.layer)
+    for _ in range(running):
+        lanes.submit(lane)

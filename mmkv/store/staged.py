@@ -1,0 +1,131 @@
+"""Device arrays, where nothing better is to be had: system calls and a page-locked bounce buffer for each thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from mmkv import device as cuda
+from mmkv.device import Event
+from mmkv.errors import MmkvError
+from mmkv.store.contract import LayerCopies, Progress, Store
+from mmkv.store.files import PoolFile
+from mmkv.store.lanes import Lanes, Piece, drain, read_batches, write_batches
+
+__all__ = ["StagedStore"]
+
+_PIECE_BYTES = 4 << 20
+
+
+class StagedStore(Store):
+    """Copies between device memory and files through host memory: `preadv` or `pwritev`, and a copy by the device.
+
+    Parameters
+    ----------
+    threads : int
+        How many threads copy at once in one transfer; each takes 4 MiB of page-locked memory.
+    reason : str, optional
+        Why no faster path is taken.
+    """
+
+    path = "posix"
+
+    def __init__(self, threads: int, reason: str | None = None) -> None:
+        self._threads = threads
+        self._reason = reason
+        self._lanes = Lanes("mmkv-staged")
+        self._idle: list[_Bounce] = []
+        self._lock = threading.Lock()
+
+    def read(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
+        """Copy from files into buffers; see `Store.read`."""
+        batches = read_batches(layers, _PIECE_BYTES)
+        drain(self._lanes, layers, batches, self._read, progress, threads=self._threads, path=self.path, after=after)
+
+    def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
+        """Copy from buffers into files; see `Store.write`."""
+        batches = write_batches(layers, _PIECE_BYTES)
+        drain(self._lanes, layers, batches, self._write, progress, threads=self._threads, path=self.path, after=after)
+
+    def prepare(self, files: Sequence[PoolFile], segments: Sequence[int]) -> None:
+        """Nothing is to be done for a segment."""
+
+    def forget(self, file: PoolFile, segment: int) -> None:
+        """Nothing is held of a segment."""
+
+    def close(self) -> None:
+        """Free the bounce buffers and stop the idle threads."""
+        self._lanes.close()
+        with self._lock:
+            self._idle.clear()
+        cuda.trim()
+
+    def describe(self) -> dict[str, Any]:
+        """The path, the number of threads, and why no faster path is taken."""
+        reason = {} if self._reason is None else {"reason": self._reason}
+        return {"path": self.path, "threads": self._threads, **reason}
+
+    def _read(self, piece: Piece) -> None:
+        bounce = self._bounce()
+        bounce.fill(piece)
+        bounce.copy(piece, to_device=True)
+        self._give_back(bounce)
+
+    def _write(self, piece: Piece) -> None:
+        bounce = self._bounce()
+        bounce.copy(piece, to_device=False)
+        bounce.empty(piece)
+        self._give_back(bounce)
+
+    def _bounce(self) -> _Bounce:
+        with self._lock:
+            return self._idle.pop() if self._idle else _Bounce()
+
+    def _give_back(self, bounce: _Bounce) -> None:
+        # One whose copy failed is not given back: the device may still be at it.
+        with self._lock:
+            self._idle.append(bounce)
+
+
+class _Bounce:
+    """Page-locked memory for one piece, and a stream for each device."""
+
+    __slots__ = ("_memory", "_streams", "_view")
+
+    def __init__(self) -> None:
+        self._memory = cuda.pinned(_PIECE_BYTES)
+        self._view = memoryview(self._memory).cast("B")
+        self._streams: dict[int, Any] = {}
+
+    def fill(self, piece: Piece) -> None:
+        """Read a piece from its file."""
+        done = 0
+        while done < piece.size:
+            got = os.preadv(piece.copy.file.fd, [self._view[done : piece.size]], piece.file_offset + done)
+            if got == 0:
+                # Says that the file was truncated.
+                piece.copy.file.require(piece.file_offset + piece.size)
+                raise MmkvError(f"{piece.copy.file.path} ended while it was read")
+            done += got
+
+    def empty(self, piece: Piece) -> None:
+        """Write a piece to its file."""
+        done = 0
+        while done < piece.size:
+            done += os.pwritev(piece.copy.file.fd, [self._view[done : piece.size]], piece.file_offset + done)
+
+    def copy(self, piece: Piece, *, to_device: bool) -> None:
+        """Copy a piece to or from its array, and wait for it."""
+        device = piece.copy.buffer.device
+        if device is None:
+            raise MmkvError("host memory needs no bounce buffer")
+        if device not in self._streams:
+            self._streams[device] = cuda.new_stream(device)
+        stream = self._streams[device]
+        address = piece.copy.buffer.address + piece.buffer_offset
+        target, source = (address, self._memory.ptr) if to_device else (self._memory.ptr, address)
+        with cuda.current(device):
+            cuda.copy_async(target, source, piece.size, stream.ptr, to_device=to_device)
+            stream.synchronize()
