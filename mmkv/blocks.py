@@ -113,13 +113,13 @@ class BlockAllocator:
             extent = Extent(after + 1, min(left, self._lengths[after + 1]))
             taken.append(extent)
             self._take_free(extent)
-            left -= extent.count
+            left -= extent.blocks
         while left:
             start = self._best_run(left)
             extent = Extent(start, min(left, self._lengths[start]))
             taken.append(extent)
             self._take_free(extent)
-            left -= extent.count
+            left -= extent.blocks
         for first, length in taken:
             self._counts[first : first + length] = 1
         return tuple(taken)
@@ -142,7 +142,7 @@ class BlockAllocator:
     def _take_unheld(self, first: int, counts: npt.NDArray[np.int32]) -> None:
         for run in zero_runs(counts, first):
             if not self._is_free(run):
-                raise ValueError(f"blocks {run.first} to {run.first + run.count - 1} lie outside the segments")
+                raise ValueError(f"blocks {run.first} to {run.first + run.blocks - 1} lie outside the segments")
             self._take_free(run)
 
     def release(self, extents: Iterable[Extent]) -> int:
@@ -154,10 +154,10 @@ class BlockAllocator:
                 raise ValueError(f"blocks {first} to {first + count - 1} are not all held")
             counts -= 1
             for run in zero_runs(counts, first):
-                freed += run.count
+                freed += run.blocks
                 if self._defer:
                     self._unsettled.append(run)
-                    self.unsettled += run.count
+                    self.unsettled += run.blocks
                 else:
                     self._put_free(run)
         return freed
@@ -174,7 +174,7 @@ class BlockAllocator:
         if at < 0:
             return False
         start = self._starts[at]
-        return extent.first + extent.count <= start + self._lengths[start]
+        return extent.first + extent.blocks <= start + self._lengths[start]
 
     def _take_free(self, extent: Extent) -> None:
         at = bisect_right(self._starts, extent.first) - 1
@@ -183,12 +183,12 @@ class BlockAllocator:
         del self._starts[at], self._lengths[start]
         if start < extent.first:
             self._insert_run(start, extent.first - start)
-        if extent.first + extent.count < end:
-            self._insert_run(extent.first + extent.count, end - extent.first - extent.count)
-        self.free -= extent.count
+        if extent.first + extent.blocks < end:
+            self._insert_run(extent.first + extent.blocks, end - extent.first - extent.blocks)
+        self.free -= extent.blocks
 
     def _put_free(self, extent: Extent) -> None:
-        first, end = extent.first, extent.first + extent.count
+        first, end = extent.first, extent.first + extent.blocks
         at = bisect_left(self._starts, first)
         if at < len(self._starts) and self._starts[at] == end:
             end += self._lengths.pop(end)
@@ -197,7 +197,7 @@ class BlockAllocator:
             first = self._starts[at - 1]
             del self._starts[at - 1]
         self._insert_run(first, end - first)
-        self.free += extent.count
+        self.free += extent.blocks
 
     def _insert_run(self, start: int, length: int) -> None:
         insort(self._starts, start)
@@ -217,8 +217,8 @@ def merge_extents(extents: Sequence[Extent]) -> tuple[Extent, ...]:
     """The same blocks in the same order, neighbours joined."""
     merged: list[Extent] = []
     for first, count in extents:
-        if merged and merged[-1].first + merged[-1].count == first:
-            merged[-1] = Extent(merged[-1].first, merged[-1].count + count)
+        if merged and merged[-1].first + merged[-1].blocks == first:
+            merged[-1] = Extent(merged[-1].first, merged[-1].blocks + count)
         elif count:
             merged.append(Extent(first, count))
     return tuple(merged)

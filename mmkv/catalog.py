@@ -311,21 +311,20 @@ class Catalog:
         with self.transaction(synced=synced) as db:
             row = db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
             if row is None:
-                conversation = db.execute(
+                conversation = _inserted(
+                    db,
                     "INSERT INTO conversations (name, namespace, version, created, parked, used) "
                     "VALUES (?, ?, 0, ?, ?, ?)",
                     (name, namespace, now, now, used),
-                ).lastrowid
+                )
             else:
                 conversation = row[0]
-            committed = replace(
-                version,
-                id=db.execute(
-                    "INSERT INTO versions (conversation, tokens, created, boot, synced, hashes) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
-                    (conversation, version.tokens, now, version.boot, int(version.synced), version.hashes.tobytes()),
-                ).lastrowid,
+            number = _inserted(
+                db,
+                "INSERT INTO versions (conversation, tokens, created, boot, synced, hashes) VALUES (?, ?, ?, ?, ?, ?)",
+                (conversation, version.tokens, now, version.boot, int(version.synced), version.hashes.tobytes()),
             )
+            committed = replace(version, id=number)
             db.executemany(
                 "INSERT INTO extents (version, ordinal, first, count) VALUES (?, ?, ?, ?)",
                 [(committed.id, ordinal, *extent) for ordinal, extent in enumerate(version.extents)],
@@ -403,10 +402,9 @@ class Catalog:
     def add_request(self, action: str, argument: str) -> int:
         """Ask the owner to do something; it looks several times a second. Returns the request's number."""
         with self.transaction() as db:
-            cursor = db.execute(
-                "INSERT INTO requests (action, argument, created) VALUES (?, ?, ?)", (action, argument, time.time())
+            return _inserted(
+                db, "INSERT INTO requests (action, argument, created) VALUES (?, ?, ?)", (action, argument, time.time())
             )
-            return int(cursor.lastrowid or 0)
 
     def requests(self) -> list[Request]:
         """The requests that wait, the oldest first."""
@@ -437,6 +435,12 @@ class Catalog:
 
 
 _leaked: list[sqlite3.Connection] = []
+
+
+def _inserted(db: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> int:
+    number = db.execute(statement, values).lastrowid
+    assert number is not None
+    return number
 
 
 def _forget_versions(db: sqlite3.Connection, conversation: int, keep: Iterable[int | None]) -> None:

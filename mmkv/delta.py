@@ -34,7 +34,7 @@ class Delta:
     @property
     def after(self) -> int | None:
         """The block that the new ones should follow."""
-        return self.kept[-1].first + self.kept[-1].count - 1 if self.kept else None
+        return self.kept[-1].first + self.kept[-1].blocks - 1 if self.kept else None
 
 
 def own_delta(

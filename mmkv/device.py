@@ -420,4 +420,3 @@ def launch(kernel: Any, blocks: int, threads: int, arguments: tuple[int, ...], s
     """Give a CuPy stream a kernel with 64-bit arguments. The stream's device must be current."""
     with stream:
         kernel((blocks,), (threads,), tuple(np.int64(argument) for argument in arguments))
-

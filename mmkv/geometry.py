@@ -36,12 +36,12 @@ class Extent(NamedTuple):
     """A run of consecutive blocks."""
 
     first: int
-    count: int
+    blocks: int
 
 
 def extent_blocks(extents: Sequence[Extent]) -> int:
     """How many blocks the extents hold."""
-    return sum(extent.count for extent in extents)
+    return sum(extent.blocks for extent in extents)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -120,7 +120,7 @@ def union_extents(extents: Iterable[Extent]) -> list[Extent]:
     """The same numbers, each once, in as few extents as can be and in rising order."""
     union: list[Extent] = []
     for first, count in sorted(extents):
-        end = union[-1].first + union[-1].count if union else -1
+        end = union[-1].first + union[-1].blocks if union else -1
         if first > end:
             union.append(Extent(first, count))
         elif first + count > end:

@@ -8,9 +8,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["Layer", "Layout", "Plane", "State", "dtype_bytes"]
 
@@ -60,11 +61,11 @@ def _canonical_dtype(dtype: object) -> str:
         return dtype
     if not isinstance(dtype, str):
         try:
-            dtype = np.dtype(dtype).name  # type: ignore[call-overload]
+            dtype = str(np.dtype(cast("npt.DTypeLike", dtype)).name)
         except TypeError as error:
             raise TypeError(f"dtype must be a name such as 'float16', not {dtype!r}") from error
     dtype_bytes(dtype)
-    return dtype if dtype in _FOREIGN_DTYPE_BYTES else np.dtype(dtype).name
+    return dtype if dtype in _FOREIGN_DTYPE_BYTES else str(np.dtype(dtype).name)
 
 
 def _canonical_shape(shape: object) -> tuple[int, ...]:

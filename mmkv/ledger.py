@@ -122,7 +122,7 @@ class Ledger:
         shared = _common_blocks(former.version.row, row)
         self.index.remove(former.version.row.hashes[shared:], former)
         self.index.add(row.hashes[shared:], former)
-        replaced = {former.version, former.fallback} - {fallback, None}
+        replaced = [old for old in former.linked_versions() if old is not fallback]
         former.version, former.fallback = version, fallback
         former.parked, former.used = row.created, used
         for old in replaced:

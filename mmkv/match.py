@@ -146,6 +146,7 @@ class _Comparer:
     def __init__(self, space: Space, ids: npt.NDArray[np.int64]) -> None:
         self._space = space
         self._ids = ids
+        self._first = int(ids[0]) if len(ids) else None
         # Blocks that are known to hold the prompt's ids at the place where they stand in a version.
         self._equal: dict[int, int] = {}
 
@@ -160,6 +161,8 @@ class _Comparer:
             known += equal * block_tokens
             if equal < count:
                 break
+        if known == 0 and self._space.first_id(version.extents) != self._first:
+            return 0
         known = min(known, version.tokens, len(self._ids))
         common = self._space.common_prefix(version.extents, version.tokens, self._ids, known)
         self._note(version, common // block_tokens)

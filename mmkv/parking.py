@@ -134,7 +134,7 @@ class Park:
         On a disk never: a direct write would rewrite a page of the former version.
         """
         version = former.version
-        last = version.extents[-1].first + version.extents[-1].count - 1
+        last = version.extents[-1].first + version.extents[-1].blocks - 1
         return (
             self._space.medium.in_ram
             and version.leases == 0

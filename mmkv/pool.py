@@ -32,7 +32,7 @@ from mmkv.parking import Park
 from mmkv.plan import layer_copies
 from mmkv.prefix import as_token_ids
 from mmkv.room import Room
-from mmkv.sizes import parse_bytes
+from mmkv.sizes import as_count, parse_bytes
 from mmkv.slot import Slot
 from mmkv.store.contract import LayerCopies
 from mmkv.transfer import Transfer
@@ -152,15 +152,12 @@ class Pool:
             raise ValueError(f"store must be one of {', '.join(_STORES)}, not {store!r}")
         if deadline is not None and not deadline > 0:
             raise ValueError(f"deadline must be positive seconds or None, not {deadline!r}")
-        if isinstance(checkpoints, bool) or not isinstance(checkpoints, int) or checkpoints < 0:
-            raise ValueError(f"checkpoints must be an integer of at least 0, not {checkpoints!r}")
-        if threads is None:
-            threads = max(2, min(_MAX_THREADS, os.cpu_count() or 2))
-        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-            raise ValueError(f"threads must be an integer of at least 1, not {threads!r}")
+        older = as_count(checkpoints, "checkpoints", least=0)
+        lanes = max(2, min(_MAX_THREADS, os.cpu_count() or 2)) if threads is None else threads
+        lanes = as_count(lanes, "threads", least=1)
         opened = open_reader(where, layout) if readonly else open_owner(where, layout, size, free)
-        movers = Movers(where, opened.medium, store, threads)
-        pool = cls(opened, deadline=deadline, checkpoints=checkpoints, movers=movers)
+        movers = Movers(where, opened.medium, store, lanes)
+        pool = cls(opened, deadline=deadline, checkpoints=older, movers=movers)
         try:
             if size is not None and not readonly and size != pool._space.capacity:
                 pool.resize(size)
@@ -357,7 +354,7 @@ class Pool:
             if version is None:
                 return self._empty_take(slot)
             count = self._prefix_tokens(name, version, default, tokens)
-            have = _count(have, "have", 0)
+            have = as_count(have, "have", least=0)
             if have > count:
                 raise ValueError(f"have is {have}, more than the {count} tokens that are taken")
             slot.require_room(count)
@@ -762,7 +759,7 @@ class Pool:
         return found.name, found.namespace, found.version, found.version.tokens
 
     def _prefix_tokens(self, name: str, version: Version, default: int, tokens: int | None) -> int:
-        count = default if tokens is None else _count(tokens, "tokens", 1)
+        count = default if tokens is None else as_count(tokens, "tokens", least=1)
         if count > version.tokens:
             raise ValueError(f"tokens is {count}, but {name!r} has {version.tokens}")
         points = [point.tokens for point in version.row.checkpoints]
@@ -861,15 +858,6 @@ def _text(value: object, what: str, *, least: int, most: int = _MAX_NAME) -> str
     except UnicodeEncodeError as error:
         raise ValueError(f"{what} {value!r} is no valid Unicode: {error.reason}") from error
     return value
-
-
-def _count(value: object, what: str, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what} must be an integer, not {value!r}")
-    count = int(value.__index__())
-    if count < least:
-        raise ValueError(f"{what} must be at least {least}, not {count}")
-    return count
 
 
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()

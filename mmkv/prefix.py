@@ -66,7 +66,7 @@ def chain_hashes(
     if known is not None:
         hashes[:start] = known[:start]
     seed = int(hashes[start - 1]) if start else xxhash.xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
-    data = memoryview(ids).cast("B")
+    data = ids.data.cast("B")
     size = block_tokens * ids.itemsize
     for block in range(start, blocks):
         seed = xxhash.xxh3_64_intdigest(data[block * size : (block + 1) * size], seed=seed)

@@ -1,10 +1,12 @@
-"""Sizes as people write them."""
+"""Sizes and counts as people give them."""
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import SupportsIndex, cast
 
-__all__ = ["parse_bytes"]
+__all__ = ["as_count", "parse_bytes"]
 
 _UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
@@ -40,3 +42,22 @@ def parse_bytes(size: int | str, what: str = "size") -> int:
     if not 0 < value < 1 << 62:
         raise ValueError(f"{what} must be a positive number of bytes, not {size!r}")
     return value
+
+
+def as_count(value: object, what: str, *, least: int) -> int:
+    """An integer of at least `least`, of any integer type but bool.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is none; the text names `what`.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{what} must be an integer, not {value!r}")
+    try:
+        count = operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, not {value!r}") from None
+    if count < least:
+        raise ValueError(f"{what} must be at least {least}, not {count}")
+    return count

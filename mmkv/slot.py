@@ -10,6 +10,7 @@ import numpy as np
 from mmkv import device as cuda
 from mmkv.buffer import Buffer, allocate_host, buffer_of
 from mmkv.layout import Layout, Plane, State, dtype_bytes
+from mmkv.sizes import as_count
 
 __all__ = ["Slot"]
 
@@ -129,15 +130,14 @@ class Slot:
         device : str or int
             `"cpu"` for NumPy arrays, each starting at a page; `"cuda"`, `"cuda:1"` or an ordinal for CuPy arrays.
         """
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int | np.integer) or max_tokens < 1:
-            raise ValueError(f"max_tokens must be a positive integer, not {max_tokens!r}")
+        tokens = as_count(max_tokens, "max_tokens", least=1)
         ordinal = _ordinal(device)
 
         def make(shape: tuple[int, ...], dtype: str) -> Any:
             return allocate_host(shape, dtype) if ordinal is None else cuda.allocate(shape, dtype, ordinal)
 
         arrays = [
-            {name: make((int(max_tokens), *plane.shape), plane.dtype) for name, plane in layer.planes.items()}
+            {name: make((tokens, *plane.shape), plane.dtype) for name, plane in layer.planes.items()}
             for layer in layout.layers
         ]
         state = [
@@ -165,10 +165,8 @@ def _ordinal(device: str | int) -> int | None:
 
 
 def _layer_buffers(
-    index: int, specs: Mapping[str, Plane] | Mapping[str, State], given: Mapping[str, Any], kind: str
+    index: int, specs: Mapping[str, Plane] | Mapping[str, State], given: object, kind: str
 ) -> dict[str, Buffer]:
-    if given is None:
-        given = {}
     if not isinstance(given, Mapping):
         raise TypeError(f"layer {index}: its {kind}s must be a mapping of names to arrays, not {type(given).__name__}")
     unknown = sorted(set(given) - set(specs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ Kind = Literal["blocks", "checkpoints"]
 KINDS: tuple[Kind, Kind] = ("blocks", "checkpoints")
 _ALLOCATING_THREADS = 8
 # Ids are compared in steps that double: most comparisons end early or go to the end.
-_FIRST_IDS = 4096
+_FIRST_IDS = 256
 _MOST_IDS = 1 << 19
 
 
@@ -242,7 +243,7 @@ class Space:
         for offset, token, count in zip(
             self.geometry.id_offsets(runs).tolist(), runs.token.tolist(), runs.tokens.tolist(), strict=True
         ):
-            self.tokens.write(memoryview(ids[token : token + count]).cast("B"), offset)
+            self.tokens.write(ids[token : token + count].data.cast("B"), offset)
 
     def read_ids(self, extents: Sequence[Extent], start: int, stop: int) -> npt.NDArray[np.int64]:
         """The ids of tokens `[start, stop)`; int64, shape (stop - start,).
@@ -253,13 +254,21 @@ class Space:
             The file of ids is truncated.
         """
         ids = np.empty(stop - start, dtype=np.int64)
-        view = memoryview(ids).cast("B")
+        view = ids.data.cast("B")
         runs = self.geometry.token_runs(extents, start, stop)
         for offset, token, count in zip(
             self.geometry.id_offsets(runs).tolist(), runs.token.tolist(), runs.tokens.tolist(), strict=True
         ):
             self.tokens.read(view[(token - start) * ID_BYTES : (token - start + count) * ID_BYTES], offset)
         return ids
+
+    def first_id(self, extents: Sequence[Extent]) -> int:
+        """The first id of a parked conversation. Costs one small read."""
+        segment, block = divmod(extents[0].first, self.geometry.segment_blocks)
+        offset = segment * self.geometry.tokens_segment_bytes + block * self.geometry.block_tokens * ID_BYTES
+        view = memoryview(bytearray(ID_BYTES))
+        self.tokens.read(view, offset)
+        return int.from_bytes(view, sys.byteorder, signed=True)
 
     def common_prefix(
         self, extents: Sequence[Extent], tokens: int, ids: npt.NDArray[np.int64], start: int = 0
@@ -275,7 +284,7 @@ class Space:
             differing = np.flatnonzero(self.read_ids(extents, start, end) != ids[start:end])
             if len(differing):
                 return start + int(differing[0])
-            start, step = end, min(step * 4, _MOST_IDS)
+            start, step = end, min(step * 8, _MOST_IDS)
         return max(start, 0)
 
     def sync(self) -> None:

@@ -335,6 +335,4 @@ def _check_whole(layers: Sequence[LayerCopies]) -> None:
             try:
                 file.require(end)
             except MmkvError as error:
-                raise TransferError(
-                    f"layer {layer.layer}, {name!r}: {error}", layer=layer.layer, plane=name
-                ) from error
+                raise TransferError(f"layer {layer.layer}, {name!r}: {error}", layer=layer.layer, plane=name) from error
