@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -132,6 +132,8 @@ class Catalog:
         The database file.
     create : bool
         Whether to make the tables where there are none.
+    properties : mapping of str, optional
+        What a catalog holds from its creation on, by the same transaction.
     readonly : bool
         Whether to open it for reading only, beside its owner.
 
@@ -141,7 +143,14 @@ class Catalog:
         The file is no catalog, is damaged or is of a newer format.
     """
 
-    def __init__(self, path: Path, *, create: bool = False, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = False,
+        readonly: bool = False,
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._open = True
@@ -160,7 +169,7 @@ class Catalog:
                 if not readonly:
                     self._db.execute("PRAGMA journal_mode = WAL")
                     self._db.execute("PRAGMA synchronous = NORMAL")
-                self._check_schema(create)
+                self._check_schema(create, properties or {})
         except BaseException:
             self._db.close()
             raise
@@ -187,14 +196,17 @@ class Catalog:
         except sqlite3.DatabaseError as error:
             raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
 
-    def _check_schema(self, create: bool) -> None:
+    def _check_schema(self, create: bool, properties: Mapping[str, Any]) -> None:
         names = {(kind, name) for kind, name in self._db.execute("SELECT type, name FROM sqlite_master")}
         if not names and create:
-            with self.transaction() as db:
+            with self.transaction(synced=True) as db:
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+                db.executemany(
+                    "INSERT INTO properties VALUES (?, ?)", [(key, json.dumps(properties[key])) for key in properties]
+                )
             return
         application, version = (
             self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
@@ -358,7 +370,8 @@ class Catalog:
         """Note uses: name, time of the last take or `None`, and order of use."""
         with self.transaction() as db:
             db.executemany(
-                "UPDATE conversations SET taken = coalesce(?, taken), used = ? WHERE name = ?",
+                # A park since then may have noted a later use.
+                "UPDATE conversations SET taken = coalesce(?, taken), used = max(?, used) WHERE name = ?",
                 [(taken, used, name) for name, taken, used in uses],
             )
 

@@ -66,12 +66,14 @@ def prepare(path: Path, *, create: bool) -> None:
     ValueError
         The path is no directory, or others can write it.
     """
-    if create and not path.exists():
-        path.mkdir(mode=0o700, parents=True)
     try:
+        if create and not path.exists():
+            path.mkdir(mode=0o700, parents=True)
         status = path.stat()
     except FileNotFoundError:
         raise PoolCorrupt(f"{path} does not exist: give a layout and a capacity to create a pool there") from None
+    except OSError as error:
+        raise MmkvError(f"{path} cannot be {'made' if create else 'read'}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{path} is not a directory: a pool is a directory")
     if status.st_mode & 0o022:
@@ -263,7 +265,8 @@ def _lock_soon(fd: int) -> None:
     # `owner_pid` of another process holds the lock for some microseconds, which must not look like an owner.
     for _ in range(_LOCK_ATTEMPTS - 1):
         try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

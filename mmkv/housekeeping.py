@@ -4,37 +4,118 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from mmkv.catalog import Catalog
+from mmkv.errors import ConversationNotFound
+from mmkv.info import PoolStats
+from mmkv.traffic import Traffic
 
 __all__ = ["Housekeeping"]
 
 _log = logging.getLogger("mmkv")
+_TICK_SECONDS = 0.2
+_STATS_SECONDS = 1.0
 
 
 class Housekeeping:
-    """Calls `tick` every `interval` seconds on a daemon thread until stopped."""
+    """The chores of a pool's owner, on a daemon thread.
 
-    def __init__(self, tick: Callable[[], None], interval: float) -> None:
-        self._tick = tick
-        self._interval = interval
+    Parameters
+    ----------
+    lock : RLock
+        The pool's lock.
+    catalog : Catalog
+        Where requests come from, and uses and figures go to.
+    traffic : Traffic
+        The transfers, which have deadlines.
+    drop : callable
+        Carries out a request to drop a conversation.
+    stats : callable
+        Gives the figures.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        catalog: Catalog,
+        traffic: Traffic,
+        *,
+        drop: Callable[[str], None],
+        stats: Callable[[], PoolStats],
+    ) -> None:
+        self._lock = lock
+        self._catalog = catalog
+        self._traffic = traffic
+        self._drop = drop
+        self._stats = stats
+        self._used: dict[str, tuple[float | None, int]] = {}
+        self._noted: dict[str, Any] | None = None
+        self._noted_at = 0.0
+        self._seen_changes = -1
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mmkv-housekeeping", daemon=True)
         self._thread.start()
 
+    def note_use(self, name: str, taken: float | None, used: int) -> None:
+        """Let the catalog know of a use at the next tick."""
+        with self._lock:
+            self._used[name] = (taken, used)
+
+    def stop(self) -> None:
+        """End the thread, wait for it, and write down what it had still to."""
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._note_uses()
+        self._note_stats()
+
     def _run(self) -> None:
         failing = False
-        while not self._stopping.wait(self._interval):
+        while not self._stopping.wait(_TICK_SECONDS):
             try:
-                self._tick()
+                self._traffic.expire()
+                self._carry_out_requests()
+                self._note_uses()
+                if time.monotonic() - self._noted_at > _STATS_SECONDS:
+                    self._note_stats()
                 failing = False
             except Exception:
                 # No call owns this: tell once, and go on; the same error meets the next call that needs the catalog.
                 if not failing:
-                    _log.exception("housekeeping of a pool failed")
+                    _log.exception("housekeeping of the pool of %s failed", self._catalog.path)
                 failing = True
 
-    def stop(self) -> None:
-        """End the thread and wait for it."""
-        self._stopping.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+    def _carry_out_requests(self) -> None:
+        changes = self._catalog.change_counter()
+        if changes == self._seen_changes:
+            return
+        requests = self._catalog.requests()
+        for request in requests:
+            if request.action != "drop":
+                _log.warning("%s holds an unknown request: %r", self._catalog.path, request.action)
+                continue
+            try:
+                self._drop(request.argument)
+            except ConversationNotFound:
+                _log.info("asked to drop %r, which is gone already", request.argument)
+        if requests:
+            self._catalog.remove_requests(request.id for request in requests)
+        self._seen_changes = changes
+
+    def _note_uses(self) -> None:
+        with self._lock:
+            if self._used:
+                used, self._used = self._used, {}
+                self._catalog.touch([(name, *use) for name, use in used.items()])
+
+    def _note_stats(self) -> None:
+        self._noted_at = time.monotonic()
+        with self._lock:
+            stats = asdict(self._stats())
+            if stats != self._noted:
+                self._catalog.set_property("stats", stats)
+                self._noted = stats

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mmkv.medium import Medium
 from mmkv.slot import Slot
 from mmkv.store import PosixStore, Store, open_device_store
-from mmkv.store.contract import LayerCopies
+from mmkv.store.contract import Gate, LayerCopies
 from mmkv.store.files import PoolFile
 from mmkv.transfer import Transfer
 
@@ -30,9 +30,19 @@ class Movers:
         `auto`, or the store that device arrays are forced through: `mapped`, `direct`, `posix`.
     threads : int
         How many threads copy at once in one transfer.
+    allocated : callable
+        Gives the files and segments that are allocated when the store of device arrays is opened.
     """
 
-    def __init__(self, directory: Path, medium: Medium, choice: str, threads: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        medium: Medium,
+        choice: str,
+        threads: int,
+        allocated: Callable[[], Sequence[tuple[list[PoolFile], list[int]]]],
+    ) -> None:
+        self._allocated = allocated
         self._directory = directory
         self._medium = medium
         self._choice = choice
@@ -55,6 +65,7 @@ class Movers:
         layers: Sequence[LayerCopies],
         transfer: Transfer,
         after: Sequence[Any],
+        gate: Gate | None = None,
     ) -> None:
         """Begin to move `layers`; `transfer` hears `released` once for each of its parts."""
         on_host = [layer for layer in layers if slot.layer_device(layer.layer) is None]
@@ -70,12 +81,14 @@ class Movers:
                 continue
             try:
                 store = store_of()
-                move = store.read if direction == "read" else store.write
             except Exception as error:
                 transfer.failed(error)
                 transfer.released()
                 continue
-            move(share, transfer, after)
+            if direction == "read":
+                store.read(share, transfer, after, gate)
+            else:
+                store.write(share, transfer, after)
 
     def _host_store(self) -> Store:
         return self._host
@@ -84,9 +97,12 @@ class Movers:
         """The store of device arrays, opened on first use."""
         with self._opening:
             if self._device is None:
-                self._device = open_device_store(
+                device = open_device_store(
                     self._medium, choice=self._choice, threads=self._threads, directory=self._directory
                 )
+                for files, segments in self._allocated():
+                    device.prepare(files, segments)
+                self._device = device
             return self._device
 
     @property
@@ -94,6 +110,11 @@ class Movers:
         """The path that device arrays take here, `posix` before one came."""
         store = self._host if self._device is None else self._device
         return str(store.describe()["path"])
+
+    def prepare(self, files: Sequence[PoolFile], segment: int) -> None:
+        """Let the store of device arrays get ready for a segment that was allocated."""
+        if self._device is not None:
+            self._device.prepare(files, [segment])
 
     def forget(self, file: PoolFile, segment: int) -> None:
         """Let go of a segment that is about to be given back."""

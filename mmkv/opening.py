@@ -42,25 +42,31 @@ def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free
     medium = medium_of(path)
     if medium.fs_type == "hugetlbfs":
         raise ValueError(f"{path} lies on hugetlbfs, which cannot hold a pool's catalog: use tmpfs or a disk")
+    if not directory.is_pool(path):
+        _require_creatable(path, layout, capacity)
     with contextlib.ExitStack() as undo:
         lock = directory.OwnerLock(path)
         undo.callback(lock.release)
-        new = not directory.is_pool(path)
-        if new:
+        if not directory.is_pool(path):
             _create(path, layout, capacity)
         description = directory.read_description(path)
         if layout is not None:
             directory.require_layout(path, description.layout, layout)
-        unborn = not (path / description.catalog_name).exists()
-        if unborn:
-            _refuse_lost_catalog(path)
-        catalog = Catalog(path / description.catalog_name, create=unborn)
-        undo.callback(catalog.close)
-        if unborn:
+        # A creation that was interrupted leaves empty files at most, and is finished here.
+        unborn = _holds_nothing(path)
+        if not (path / description.catalog_name).exists():
+            if not unborn:
+                raise PoolCorrupt(
+                    f"{path} has lost its catalog.sqlite3: restore it, or empty the directory to start anew"
+                )
             if capacity is None:
                 raise PoolCorrupt(f"the creation of the pool at {path} was interrupted: give a capacity to finish it")
-            catalog.set_property("uuid", description.uuid)
-            catalog.set_property("capacity", capacity, synced=True)
+        catalog = Catalog(
+            path / description.catalog_name,
+            create=unborn and capacity is not None,
+            properties={"uuid": description.uuid, "capacity": capacity},
+        )
+        undo.callback(catalog.close)
         if catalog.get_property("uuid") != description.uuid:
             raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
         space = Space(
@@ -77,6 +83,10 @@ def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free
             directory.sync_directory(path)
         _settle_other_boots(catalog, boot_id())
         ledger = load_ledger(catalog, space)
+        space.trim()
+        if not medium.in_ram:
+            # Blocks that were freed before are free from here on, so what freed them must be on the medium.
+            catalog.sync()
         undo.pop_all()
     return Opened(path, description, medium, catalog, space, ledger, lock)
 
@@ -125,11 +135,16 @@ def _require_sound(row: ConversationRow, space: Space) -> None:
                 raise PoolCorrupt(f"version {version.id} of {row.name!r} has no checkpoint at its end")
 
 
-def _create(path: Path, layout: Layout | None, capacity: int | None) -> None:
+def _require_creatable(path: Path, layout: Layout | None, capacity: int | None) -> tuple[Layout, int]:
     directory.refuse_foreign(path)
     if layout is None or capacity is None:
         missing = "a layout" if layout is None else "a capacity"
         raise PoolCorrupt(f"{path} is not a pool: to create one there, give {missing}, too")
+    return layout, capacity
+
+
+def _create(path: Path, layout: Layout | None, capacity: int | None) -> None:
+    layout, capacity = _require_creatable(path, layout, capacity)
     geometry = choose_geometry(layout, capacity)
     try:
         directory.write_description(path, directory.describe(layout, geometry))
@@ -137,11 +152,8 @@ def _create(path: Path, layout: Layout | None, capacity: int | None) -> None:
         raise PoolFull(f"cannot create a pool at {path}: {error.strerror}") from error
 
 
-def _refuse_lost_catalog(path: Path) -> None:
-    # A creation that was interrupted leaves empty files at most.
-    for file in [path / "tokens.kv", *path.glob("layers/*")]:
-        if file.is_file() and file.stat().st_size:
-            raise PoolCorrupt(f"{path} has lost its catalog.sqlite3: restore it, or empty the directory to start anew")
+def _holds_nothing(path: Path) -> bool:
+    return not any(file.is_file() and file.stat().st_size for file in [path / "tokens.kv", *path.glob("layers/*")])
 
 
 def _stored_capacity(catalog: Catalog) -> int:

@@ -147,6 +147,11 @@ class Park:
         """Bytes of the blocks that the park holds until it ends."""
         return sum(count for _, count in self.extents) * self._space.geometry.block_bytes
 
+    @property
+    def newest_record(self) -> int | None:
+        """The record of the states at the version's end, where the layout has states."""
+        return next((point.record for point in self.checkpoints if point.tokens == self.tokens), None)
+
     def revoke(self) -> None:
         """Never commit: the conversation was dropped meanwhile. The pool's lock is held."""
         self._revoked = True

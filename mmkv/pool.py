@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -10,9 +9,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from mmkv import device as cuda
 from mmkv.aside import states_aside
@@ -34,24 +33,16 @@ from mmkv.prefix import as_token_ids
 from mmkv.room import Room
 from mmkv.sizes import as_count, parse_bytes
 from mmkv.slot import Slot
-from mmkv.store.contract import LayerCopies
+from mmkv.store.contract import Gate, LayerCopies
+from mmkv.swapping import Handover
+from mmkv.traffic import Parking, Traffic
 from mmkv.transfer import Transfer
 
 __all__ = ["Pool"]
 
 _MAX_NAME = 512
-_TICK_SECONDS = 0.2
-_STATS_SECONDS = 1.0
 _STORES = ("auto", "mapped", "direct", "posix")
 _MAX_THREADS = 12
-
-_log = logging.getLogger("mmkv")
-
-
-class _Parking(NamedTuple):
-    park: Park
-    transfer: Transfer
-
 
 class Pool:
     """The KV caches of an engine's conversations, in the files of one directory.
@@ -72,24 +63,21 @@ class Pool:
         self._readonly = opened.lock is None
         self._closed: str | None = None
         self._lock = threading.RLock()
-        self._idle = threading.Condition(self._lock)
-        # Conversations that are being parked; `None` while that is prepared.
-        self._parking: dict[str, _Parking | None] = {}
-        self._transfers: dict[Transfer, int] = {}
-        self._touched: dict[str, tuple[float | None, int]] = {}
-        self._counters = dict.fromkeys(
-            ("parks", "takes", "hits", "misses", "failures", "bytes_parked", "bytes_taken"), 0
-        )
-        self._moved: dict[str, int] = {}
-        self._noted_stats: dict[str, Any] | None = None
-        self._stats_noted_at = 0.0
-        self._seen_changes = self._catalog.change_counter()
-        self._room = Room(self._lock, self._catalog, self._space, self._ledger, self._parking, movers.forget)
+        self._traffic = Traffic(self._lock)
+        self._matches = {"hits": 0, "misses": 0}
+        self._room = Room(
+            self._lock, self._catalog, self._space, self._ledger, self._traffic.parking,
+            forget=movers.forget, grown=movers.prepare,
+        )  # fmt: skip
         self._housekeeping: Housekeeping | None = None
-        if not self._readonly:
-            owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time(), "path": movers.path}
+        if self._readonly:
+            self._seen_changes = self._catalog.change_counter()
+        else:
+            owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             self._catalog.set_property("owner", owner)
-            self._housekeeping = Housekeeping(self._tick, _TICK_SECONDS)
+            self._housekeeping = Housekeeping(
+                self._lock, self._catalog, self._traffic, drop=self.drop, stats=self._stats
+            )
         _open_pools.add(self)
 
     @classmethod
@@ -156,7 +144,7 @@ class Pool:
         lanes = max(2, min(_MAX_THREADS, os.cpu_count() or 2)) if threads is None else threads
         lanes = as_count(lanes, "threads", least=1)
         opened = open_reader(where, layout) if readonly else open_owner(where, layout, size, free)
-        movers = Movers(where, opened.medium, store, lanes)
+        movers = Movers(where, opened.medium, store, lanes, opened.space.allocated)
         pool = cls(opened, deadline=deadline, checkpoints=older, movers=movers)
         try:
             if size is not None and not readonly and size != pool._space.capacity:
@@ -217,6 +205,27 @@ class Pool:
         ValueError, TypeError, LayoutMismatch
             An argument is wrong.
         """
+        transfer, begin = self._prepare_park(
+            conversation, slot, token_ids, namespace=namespace, share=share, durable=durable, boundary=boundary,
+            stream=stream,
+        )  # fmt: skip
+        begin()
+        return transfer
+
+    def _prepare_park(
+        self,
+        conversation: str,
+        slot: Slot,
+        token_ids: Any,
+        *,
+        namespace: str,
+        stream: Any,
+        share: bool = True,
+        durable: bool = False,
+        boundary: bool = False,
+        handover: Handover | None = None,
+    ) -> tuple[Transfer, Callable[[], None]]:
+        """A park with its space reserved, and the function that begins it."""
         name = _conversation_id(conversation)
         self._require_owner()
         self._require_slot(slot)
@@ -227,36 +236,32 @@ class Pool:
         slot.require_room(len(ids))
         states = states_aside(slot, stream)
         after = cuda.producer_events(slot.devices, stream)
-        self._enter_park(name)
-        park = None
+        self._traffic.enter_park(name, self._require_owner)
+        park: Park | None = None
         try:
             park = Park(
                 self._lock, self._catalog, self._space, self._ledger, self._room, boot=self._boot,
                 older=self._older_checkpoints, name=name, namespace=where, ids=ids, share=share, durable=durable,
                 boundary=boundary,
             )  # fmt: skip
-            transfer, begin = self._make_park(name, park, slot, states)
+            start, stop = park.delta.start, park.tokens
+            copies = layer_copies(self._space, slot, park.extents, start, stop, states=states, record=park.record)
+            transfer = self._park_transfer(name, park, slot, handover)
+            self._traffic.enter(transfer, park.held_bytes, self._require_owner)
         except BaseException:
             if park is not None:
                 park.release()
-            self._leave_park(name)
+            self._traffic.leave_park(name)
             raise
-        begin(after)
-        return transfer
+        self._traffic.begin_park(name, Parking(park, transfer))
+        return transfer, lambda: self._start("write", slot, copies, transfer, after)
 
-    def _make_park(
-        self, name: str, park: Park, slot: Slot, states: tuple[dict[str, Buffer], ...]
-    ) -> tuple[Transfer, Callable[[Sequence[Any]], None]]:
-        """The transfer of a park, and the function that begins it."""
-        start, stop = park.delta.start, park.tokens
-        copies = layer_copies(self._space, slot, park.extents, start, stop, states=states, record=park.record)
-
+    def _park_transfer(self, name: str, park: Park, slot: Slot, handover: Handover | None) -> Transfer:
         def release(transfer: Transfer) -> None:
-            with self._lock:
-                park.release()
-                if self._parking.get(name) is parking:
-                    del self._parking[name]
-                self._ended(transfer, "park")
+            if handover is not None:
+                handover.park_ended(transfer)
+            park.release()
+            self._traffic.ended(transfer, "park")
 
         transfer = Transfer(
             f"park of {name!r}",
@@ -265,33 +270,28 @@ class Pool:
             deadline=self._deadline,
             finish=park.commit,
             release=release,
-            tokens=stop,
-            tokens_written=stop - start,
+            tokens=park.tokens,
+            tokens_written=park.tokens - park.delta.start,
         )
-        parking = _Parking(park, transfer)
-        with self._idle:
-            self._enter(transfer, park.held_bytes)
-            self._parking[name] = parking
-            self._idle.notify_all()
-        return transfer, lambda after: self._start("write", slot, copies, transfer, after)
+        if handover is not None:
+            handover.leave(transfer, lambda layers: self._put_back(name, park, slot, layers))
+        return transfer
 
-    def _enter_park(self, name: str) -> None:
-        with self._idle:
-            while name in self._parking:
-                self._idle.wait()
-                self._require_owner()
-            self._require_owner()
-            self._parking[name] = None
-
-    def _leave_park(self, name: str) -> None:
-        with self._idle:
-            self._parking.pop(name, None)
-            self._idle.notify_all()
-
-    def _enter(self, transfer: Transfer, held_bytes: int) -> None:
-        """Count a transfer among those under way. The pool's lock is held."""
-        self._require_owner()
-        self._transfers[transfer] = held_bytes
+    def _put_back(self, name: str, park: Park, slot: Slot, layers: Sequence[int]) -> None:
+        """Copy layers of a park that was not committed back into its slot, and wait for it."""
+        copies = layer_copies(
+            self._space, slot, park.extents, 0, park.tokens, states=slot.states, record=park.newest_record
+        )
+        transfer = Transfer(
+            f"return of {name!r}",
+            len(self.layout.layers),
+            parts=self._movers.parts(slot),
+            deadline=None,
+            finish=lambda: None,
+            release=lambda _: None,
+        )
+        self._start("read", slot, [copies[layer] for layer in layers], transfer, ())
+        transfer.result()
 
     def _start(
         self,
@@ -300,23 +300,14 @@ class Pool:
         copies: Sequence[LayerCopies],
         transfer: Transfer,
         after: Sequence[Any],
+        gate: Gate | None = None,
     ) -> None:
         transfer.begin()
         if any(layer.copies for layer in copies):
-            self._movers.start(direction, slot, copies, transfer, after)
+            self._movers.start(direction, slot, copies, transfer, after, gate)
             return
         for _ in range(self._movers.parts(slot)):
             transfer.released()
-
-    def _ended(self, transfer: Transfer, kind: Literal["park", "take"]) -> None:
-        """Book a transfer that let go of everything. The pool's lock is held."""
-        self._transfers.pop(transfer, None)
-        moved = transfer.moved_bytes
-        for path, size in moved.items():
-            self._moved[path] = self._moved.get(path, 0) + size
-        self._counters["bytes_parked" if kind == "park" else "bytes_taken"] += sum(moved.values())
-        self._counters["failures" if transfer.stopped else f"{kind}s"] += 1
-        self._idle.notify_all()
 
     # Taking
 
@@ -346,65 +337,60 @@ class Pool:
         ValueError, TypeError, LayoutMismatch
             An argument is wrong.
         """
+        transfer, begin = self._prepare_take(source, slot, tokens, have, stream)
+        begin(None)
+        return transfer
+
+    def _prepare_take(
+        self, source: Match | str, slot: Slot, tokens: int | None, have: int, stream: Any, *, parts: int = 0
+    ) -> tuple[Transfer, Callable[[Gate | None], None]]:
+        """A take with its version leased, and the function that begins it; `parts` more must release it."""
         self._require_owner()
         self._require_slot(slot)
         slot.require_writable()
         with self._lock:
             name, _, version, default = self._resolve(source)
             if version is None:
-                return self._empty_take(slot)
+                return self._empty_take(parts)
             count = self._prefix_tokens(name, version, default, tokens)
             have = as_count(have, "have", least=0)
             if have > count:
                 raise ValueError(f"have is {have}, more than the {count} tokens that are taken")
             slot.require_room(count)
             self._ledger.lease(version)
+
+        def release(transfer: Transfer) -> None:
+            self._release_lease(version)
+            self._traffic.ended(transfer, "take")
+
         try:
             after = cuda.producer_events(slot.devices, stream)
-            transfer, begin = self._make_take(name, version, slot, count, have)
+            self._space.require_whole()
+            record = next((point.record for point in version.row.checkpoints if point.tokens == count), None)
+            copies = layer_copies(self._space, slot, version.extents, have, count, states=slot.states, record=record)
+            transfer = Transfer(
+                f"take of {name!r}",
+                len(self.layout.layers),
+                parts=self._movers.parts(slot) + parts,
+                deadline=self._deadline,
+                finish=lambda: self._touch(name),
+                release=release,
+                tokens=count,
+                tokens_written=count - have,
+            )
+            held = extent_blocks(version.extents) * self._space.geometry.block_bytes
+            self._traffic.enter(transfer, held, self._require_owner)
         except BaseException:
             self._release_lease(version)
             raise
-        begin(after)
-        return transfer
+        return transfer, lambda gate: self._start("read", slot, copies, transfer, after, gate)
 
-    def _make_take(
-        self, name: str, version: Version, slot: Slot, count: int, have: int
-    ) -> tuple[Transfer, Callable[[Sequence[Any]], None]]:
-        """A take of a leased version, and the function that begins it."""
-        self._space.require_whole()
-        record = next((point.record for point in version.row.checkpoints if point.tokens == count), None)
-        copies = layer_copies(
-            self._space, slot, version.extents, have, count, states=slot.states,
-            record=record if self.layout.state_bytes else None,
-        )  # fmt: skip
-
-        def release(transfer: Transfer) -> None:
-            with self._lock:
-                self._ended(transfer, "take")
-                self._ledger.release(version)
-
+    def _empty_take(self, parts: int) -> tuple[Transfer, Callable[[Gate | None], None]]:
         transfer = Transfer(
-            f"take of {name!r}",
-            len(self.layout.layers),
-            parts=self._movers.parts(slot),
-            deadline=self._deadline,
-            finish=lambda: self._touch(name),
-            release=release,
-            tokens=count,
-            tokens_written=count - have,
-        )
-        with self._lock:
-            self._enter(transfer, extent_blocks(version.extents) * self._space.geometry.block_bytes)
-        return transfer, lambda after: self._start("read", slot, copies, transfer, after)
-
-    def _empty_take(self, slot: Slot) -> Transfer:
-        transfer = Transfer(
-            "take of nothing", len(self.layout.layers), parts=1, deadline=None,
+            "take of nothing", len(self.layout.layers), parts=1 + parts, deadline=None,
             finish=lambda: None, release=lambda _: None,
         )  # fmt: skip
-        transfer.released()
-        return transfer
+        return transfer, lambda _: transfer.released()
 
     def swap(
         self,
@@ -417,11 +403,11 @@ class Pool:
         namespace: str = "",
         stream: Any = None,
     ) -> tuple[Transfer, Transfer]:
-        """Park the conversation that is in a slot and take another in its place.
+        """Park the conversation that is in a slot and take another in its place, layer by layer.
 
-        What arrives is leased and the space for what leaves is reserved before anything moves; the take begins when
-        the park is committed. If the park fails, the slot is as it was and the take fails with the same error; if the
-        take fails, the park stays.
+        What arrives is leased and the space for what leaves is reserved before anything moves; a layer is taken as
+        soon as it is parked. If the park fails, the layers that were overwritten are copied back, and then both
+        transfers fail; if the take fails, the park is finished and committed.
 
         Returns
         -------
@@ -433,44 +419,19 @@ class Pool:
         ConversationNotFound, PoolFull, ValueError, TypeError, LayoutMismatch
             As of `park` and `take`; nothing has moved.
         """
-        self._require_owner()
-        self._require_slot(slot)
-        slot.require_writable()
-        with self._lock:
-            name, _, version, default = self._resolve(arriving)
-            count = 0 if version is None else self._prefix_tokens(name, version, default, arriving_tokens)
-            slot.require_room(count)
-            if version is not None:
-                self._ledger.lease(version)
-        begin: Callable[[Sequence[Any]], None] | None = None
-        if version is None:
-            take = self._empty_take(slot)
-        else:
-            try:
-                take, begin = self._make_take(name, version, slot, count, 0)
-            except BaseException:
-                self._release_lease(version)
-                raise
-
-        def fail(error: BaseException) -> None:
-            if begin is not None:
-                take.failed(TransferError(f"the park of {leaving!r} failed, nothing was taken: {error}"))
-                for _ in range(self._movers.parts(slot)):
-                    take.released()
-
-        def follow(ended: Transfer) -> None:
-            error = ended.exception()
-            if error is not None:
-                fail(error)
-            elif begin is not None:
-                begin(())
-
+        take, begin_take = self._prepare_take(arriving, slot, arriving_tokens, 0, stream, parts=1)
+        handover = Handover(take)
         try:
-            park = self.park(leaving, slot, leaving_ids, namespace=namespace, stream=stream)
+            park, begin_park = self._prepare_park(
+                leaving, slot, leaving_ids, namespace=namespace, stream=stream, handover=handover
+            )
         except BaseException as error:
-            fail(error)
+            take.failed(TransferError(f"the park of {leaving!r} could not begin: {error}"))
+            handover.abandon()
+            begin_take(None)
             raise
-        park.add_done_callback(follow)
+        begin_park()
+        begin_take(handover.gate)
         return park, take
 
     # Looking
@@ -491,7 +452,7 @@ class Pool:
             found, tokens = longest_prefix(
                 self._ledger, self._space, ids, where, at_checkpoints=self.layout.state_bytes > 0
             )
-            self._counters["hits" if found else "misses"] += 1
+            self._matches["hits" if found else "misses"] += 1
             if found is None:
                 return Match()
             self._ledger.lease(found.version)
@@ -531,9 +492,9 @@ class Pool:
     def stats(self) -> PoolStats:
         """The pool in figures."""
         with self._reading():
-            return self._stats_now()
+            return self._stats()
 
-    def _stats_now(self) -> PoolStats:
+    def _stats(self) -> PoolStats:
         space, blocks = self._space, self._space.blocks
         block_bytes = space.geometry.block_bytes
         growth = max(0, space.capacity - space.allocated_bytes) // space.geometry.segment_bytes
@@ -546,14 +507,15 @@ class Pool:
             free=(blocks.free + blocks.unsettled + growth * space.geometry.segment_blocks) * block_bytes,
             conversations=len(self._ledger.conversations),
             leases=self._ledger.leases,
-            transfers=sum(not transfer.quarantined for transfer in self._transfers),
-            quarantined=sum(size for transfer, size in self._transfers.items() if transfer.quarantined),
+            transfers=self._traffic.under_way,
+            quarantined=self._traffic.quarantined_bytes,
             free_runs=blocks.free_runs,
             largest_free_run=blocks.largest_free_run * block_bytes,
             fragmentation=fragmentation,
             evictions=self._room.evictions,
-            moved=dict(self._moved),
-            **self._counters,
+            moved=dict(self._traffic.moved),
+            **self._matches,
+            **self._traffic.counters,
         )
 
     # Keeping
@@ -577,7 +539,7 @@ class Pool:
             of, namespace, version, default = self._resolve(source)
             if version is None:
                 raise ValueError("the match has no tokens: there is nothing to fork")
-            if name in self._ledger.conversations or name in self._parking:
+            if name in self._ledger.conversations or name in self._traffic.parking:
                 raise ValueError(f"conversation {name!r} exists already: choose another id, or drop it first")
             count = self._prefix_tokens(of, version, default, tokens)
             geometry = self._space.geometry
@@ -609,9 +571,7 @@ class Pool:
         """
         self._require_owner()
         with self._lock:
-            while conversation in self._parking and self._parking[conversation] is None:
-                self._idle.wait()
-            parking = self._parking.get(conversation)
+            parking = self._traffic.prepared(conversation)
             if parking is not None:
                 parking.park.revoke()
                 parking.transfer.cancel()
@@ -619,7 +579,6 @@ class Pool:
                 self._find(conversation)
                 self._catalog.drop([conversation])
                 self._ledger.drop(conversation)
-            self._touched.pop(conversation, None)
 
     def pin(self, conversation: str) -> None:
         """Keep a conversation when the pool is full."""
@@ -672,31 +631,26 @@ class Pool:
 
     def close(self) -> None:
         """Wait for what is under way, bring everything to the medium, and close. A second call does nothing."""
-        with self._idle:
+        with self._lock:
             if self._closed is not None:
                 return
             self._closed = "it was closed"
-            self._idle.notify_all()
-            self._idle.wait_for(
-                lambda: None not in self._parking.values() and all(t.quarantined for t in self._transfers)
-            )
-        if self._housekeeping is not None:
-            self._housekeeping.stop()
-        with self._lock:
-            try:
-                if not self._readonly:
+        self._traffic.wait_until_quiet()
+        try:
+            if self._housekeeping is not None:
+                with self._lock:
                     if not self._opened.medium.in_ram:
                         self._room.sync(list(self._ledger.conversations.values()))
-                    self._note_touches()
-                    self._note_stats()
-            finally:
-                if not self._transfers:
-                    self._movers.close()
-                    self._space.close()
-                self._catalog.close()
-                if self._opened.lock is not None:
-                    self._opened.lock.release()
-                _open_pools.discard(self)
+                self._housekeeping.stop()
+        finally:
+            # What is in quarantine still uses the files.
+            if self._traffic.is_quiet:
+                self._movers.close()
+                self._space.close()
+            self._catalog.close()
+            if self._opened.lock is not None:
+                self._opened.lock.release()
+            _open_pools.discard(self)
 
     def __enter__(self) -> Pool:
         return self
@@ -779,64 +733,12 @@ class Pool:
             found = self._ledger.conversations.get(name)
             if found is not None:
                 found.taken, found.used = time.time(), self._ledger.next_use()
-                self._touched[name] = (found.taken, found.used)
-
-    def _tick(self) -> None:
-        with self._lock:
-            under_way = list(self._transfers)
-            parking = {entry.transfer: name for name, entry in self._parking.items() if entry is not None}
-        for transfer in under_way:
-            if transfer.expire():
-                # Its blocks stay held, so that nothing is appended to them, but a new park may begin.
-                with self._idle:
-                    name = parking.get(transfer)
-                    entry = self._parking.get(name) if name is not None else None
-                    if name is not None and entry is not None and entry.transfer is transfer:
-                        del self._parking[name]
-                    self._idle.notify_all()
-        if self._closed is None:
-            self._carry_out_requests()
-            with self._lock:
-                self._note_touches()
-                self._note_stats()
-
-    def _carry_out_requests(self) -> None:
-        changes = self._catalog.change_counter()
-        if changes == self._seen_changes:
-            return
-        requests = self._catalog.requests()
-        for request in requests:
-            if request.action != "drop":
-                _log.warning("unknown request %r in the catalog of the pool at %s", request.action, self.path)
-                continue
-            try:
-                self.drop(request.argument)
-            except ConversationNotFound:
-                _log.info("asked to drop %r, which is gone already", request.argument)
-        if requests:
-            self._catalog.remove_requests(request.id for request in requests)
-        self._seen_changes = changes
-
-    def _note_touches(self) -> None:
-        if self._touched:
-            touched, self._touched = self._touched, {}
-            self._catalog.touch([(name, *use) for name, use in touched.items()])
-
-    def _note_stats(self) -> None:
-        now = time.monotonic()
-        if now - self._stats_noted_at < _STATS_SECONDS and self._closed is None:
-            return
-        stats = asdict(self._stats_now())
-        if stats != self._noted_stats:
-            self._catalog.set_property("stats", stats)
-            self._noted_stats = stats
-        self._stats_noted_at = now
+                if self._housekeeping is not None:
+                    self._housekeeping.note_use(name, found.taken, found.used)
 
     def _abandon(self) -> None:
         """Make this copy of the pool, in a forked child, a closed one that holds no lock."""
         self._closed = "this process is a forked child of its owner, which has no pool; open it anew after the owner closed it"
-        self._lock = threading.RLock()
-        self._idle = threading.Condition(self._lock)
         if self._opened.lock is not None:
             self._opened.lock.abandon()
         self._catalog.leak()

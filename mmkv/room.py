@@ -28,6 +28,8 @@ class Room:
         The conversations that are being parked, which stay.
     forget : callable
         Called with a file and a segment that is about to be given back.
+    grown : callable
+        Called with the files and the segment that was allocated in them.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class Room:
         space: Space,
         ledger: Ledger,
         busy: Container[str],
+        *,
         forget: Callable[[PoolFile, int], None],
+        grown: Callable[[list[PoolFile], int], None],
     ) -> None:
         self._lock = lock
         self._catalog = catalog
@@ -45,6 +49,7 @@ class Room:
         self._ledger = ledger
         self._busy = busy
         self._forget = forget
+        self._grown = grown
         self.evictions = 0
 
     def reserve(self, what: str, blocks: int, records: int, after: int | None) -> Reservation:
@@ -57,19 +62,22 @@ class Room:
         """
         self._require_possible(what, blocks, records)
         while True:
+            # What is made free is taken under the same lock: another park that came between would cost more evictions.
             with self._lock:
-                reservation = self._space.try_reserve(blocks, records, after)
-                if reservation is not None:
-                    return reservation
-                if self._settle():
-                    continue
-                kind = self._space.lacking(blocks, records)
-                assert kind is not None
-                if not self._space.may_grow(kind):
-                    if not self._give_back_other(kind):
+                while (reservation := self._space.try_reserve(blocks, records, after)) is None:
+                    if self._settle():
+                        continue
+                    kind = self._space.lacking(blocks, records)
+                    assert kind is not None
+                    if self._space.may_grow(kind):
+                        break
+                    if not self._give_back_other(kind, blocks, records):
                         self._evict(what, blocks, records)
-                    continue
-            self._space.grow(kind, self._lock)
+                else:
+                    return reservation
+            segment = self._space.grow(kind, self._lock)
+            if segment is not None:
+                self._grown(self._space.files(kind), segment)
 
     def _require_possible(self, what: str, blocks: int, records: int) -> None:
         space, geometry = self._space, self._space.geometry
@@ -87,13 +95,17 @@ class Room:
         self._space.records.settle()
         return True
 
-    def _give_back_other(self, kind: Kind) -> bool:
+    def _give_back_other(self, kind: Kind, blocks: int, records: int) -> bool:
+        """Give back a drained segment of the other kind, if what is asked for does not need it."""
         other: Kind = "checkpoints" if kind == "blocks" else "blocks"
-        drained = self._space.allocator(other).drained_segments()
-        if not drained or len(self._space.allocator(other).segments) == 1:
+        needed = records if kind == "blocks" else blocks
+        allocator = self._space.allocator(other)
+        if len(allocator.segments) == 1 or allocator.free - allocator.segment_length < needed:
             return False
-        self._give_back(other, drained[0])
-        return True
+        drained = allocator.drained_segments()
+        if drained:
+            self._give_back(other, drained[0])
+        return bool(drained)
 
     def _give_back(self, kind: Kind, segment: int) -> None:
         for file in self._space.files(kind):
@@ -111,14 +123,20 @@ class Room:
         space = self._space
         if self.release_fallbacks():
             return
+        # Of a kind that can still grow, nothing need be freed.
         victims = choose_victims(
-            self._ledger, self._evictable(), blocks - space.blocks.free, records - space.records.free
+            self._ledger,
+            self._evictable(),
+            0 if space.may_grow("blocks") else blocks - space.blocks.free,
+            0 if space.may_grow("checkpoints") else records - space.records.free,
         )
         if not victims:
             raise space.full(what, blocks, records)
         self._drop(victims)
 
     def _drop(self, victims: list[Conversation]) -> None:
+        if not victims:
+            return
         self._catalog.drop([victim.name for victim in victims])
         for victim in victims:
             self._ledger.drop(victim.name)
@@ -158,9 +176,15 @@ class Room:
                 f"a capacity of {capacity} bytes is less than what is pinned, leased or being parked needs: "
                 "unpin, close matches, or wait for the parks"
             )
-        while self._bytes_in_use_without([]) > capacity:
-            self._drop([candidates.pop(0)])
-            self._settle()
+        victims: list[Conversation] = []
+        while self._bytes_in_use_without(victims) > capacity:
+            victims.append(candidates.pop(0))
+        for victim in reversed(victims.copy()):
+            others = [other for other in victims if other is not victim]
+            if self._bytes_in_use_without(others) <= capacity:
+                victims = others
+        self._drop(victims)
+        self._settle()
         for kind in KINDS:
             for segment in self._space.allocator(kind).drained_segments():
                 if self._space.allocated_bytes > capacity:

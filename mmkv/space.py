@@ -23,7 +23,7 @@ from mmkv.store.files import PoolFile
 __all__ = ["KINDS", "Kind", "Reservation", "Space"]
 
 Kind = Literal["blocks", "checkpoints"]
-KINDS: tuple[Kind, Kind] = ("blocks", "checkpoints")
+KINDS: tuple[Kind, ...] = ("blocks", "checkpoints")
 _ALLOCATING_THREADS = 8
 # Ids are compared in steps that double: most comparisons end early or go to the end.
 _FIRST_IDS = 256
@@ -133,6 +133,10 @@ class Space:
             return [self.tokens, *(file for file in self.planes if file is not None)]
         return [file for file in self.states if file is not None]
 
+    def allocated(self) -> list[tuple[list[PoolFile], list[int]]]:
+        """The files and the segments that are allocated in them, of each kind."""
+        return [(self.files(kind), sorted(self.allocator(kind).segments)) for kind in KINDS]
+
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all allocated segments."""
@@ -191,10 +195,15 @@ class Space:
             return False
         return not self.medium.in_ram or available_ram() - size >= self.min_free_ram
 
-    def grow(self, kind: Kind, lock: threading.RLock) -> None:
+    def grow(self, kind: Kind, lock: threading.RLock) -> int | None:
         """Allocate one segment more, in all files or in none. Takes `lock` only for the bookkeeping.
 
         Costs what the file system takes to clear the pages: about 0.3 s a GB of tmpfs on one thread.
+
+        Returns
+        -------
+        int or None
+            The segment; `None` where another thread has grown meanwhile as far as may be.
 
         Raises
         ------
@@ -205,13 +214,19 @@ class Space:
             with lock:
                 # Another thread may have grown meanwhile.
                 if not self.may_grow(kind):
-                    return
+                    return None
                 segment = self.allocator(kind).next_segment()
             files = self.files(kind)
             self._allocate(files, segment)
-            with lock:
-                self._catalog.add_segment(kind, segment)
-                self.allocator(kind).add_segment(segment)
+            try:
+                with lock:
+                    self._catalog.add_segment(kind, segment)
+                    self.allocator(kind).add_segment(segment)
+            except BaseException:
+                for file in files:
+                    file.give_back(segment)
+                raise
+        return segment
 
     def _allocate(self, files: Sequence[PoolFile], segment: int) -> None:
         with ThreadPoolExecutor(min(_ALLOCATING_THREADS, len(files)), "mmkv-allocate") as threads:
@@ -226,10 +241,17 @@ class Space:
 
     def give_back(self, kind: Kind, segment: int) -> None:
         """Free the space of a drained segment. The pool's lock is held; no store holds a map of it."""
-        self.allocator(kind).remove_segment(segment)
+        # In this order a failure, or a crash, leaves at worst space that the next open gives back.
         self._catalog.remove_segment(kind, segment)
+        self.allocator(kind).remove_segment(segment)
         for file in self.files(kind):
             file.give_back(segment)
+
+    def trim(self) -> None:
+        """Give back what files take beyond their segments, as growth that a crash cut short leaves it."""
+        for kind in KINDS:
+            for file in self.files(kind):
+                file.trim(self.allocator(kind).segments)
 
     def write_ids(self, extents: Sequence[Extent], start: int, ids: npt.NDArray[np.int64]) -> None:
         """Write the ids of tokens `[start, len(ids))` of a conversation that lies in `extents`.

@@ -239,14 +239,15 @@ class Transfer:
         with self._changed:
             self._parts -= 1
             if self._parts > 0:
+                self._changed.notify_all()
                 return
-            self._concluding = True
-            failed = self._error is not None
-        if not failed:
+            self._concluding = self._error is None
+        if self._concluding:
             try:
                 self._finish()
             except Exception as error:
                 self.failed(error)
+                self._concluding = False
         self._release(self)
         self._settle(final=True)
 
@@ -256,6 +257,19 @@ class Transfer:
         """Start the clock of the deadline and of the receipt."""
         self.started = time.monotonic()
         self.deadline = None if self._seconds is None else self.started + self._seconds
+
+    def passed(self, layer: int) -> Event | None:
+        """Wait until a layer is submitted, and give its event, or until it landed."""
+        with self._changed:
+            self._wait_for(lambda: self._landed[layer] or self._error is not None or layer in self._events)
+            if self._error is not None:
+                raise self._error
+            return None if self._landed[layer] else self._events[layer]
+
+    def wait_for_parts(self, parts: int) -> None:
+        """Wait until only `parts` of those that hold the transfer have not released it."""
+        with self._changed:
+            self._wait_for(lambda: self._parts <= parts)
 
     def exception(self) -> Exception | None:
         """Why the transfer failed, if it has."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from mmkv.device import Event
     from mmkv.store.files import PoolFile
 
-__all__ = ["Copy", "LayerCopies", "Progress", "Store"]
+__all__ = ["Copy", "Gate", "LayerCopies", "Progress", "Store"]
+
+# Called before a layer's copies begin; blocks until its buffers may be overwritten, or gives an event that says when.
+# Raises where they never will be.
+Gate: TypeAlias = "Callable[[int], Event | None]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +98,16 @@ class Store(abc.ABC):
     """
 
     @abc.abstractmethod
-    def read(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
-        """Copy from files into buffers, in the order of `layers`, once `after` has fired."""
+    def read(
+        self,
+        layers: Sequence[LayerCopies],
+        progress: Progress,
+        after: Sequence[Event] = (),
+        gate: Gate | None = None,
+    ) -> None:
+        """Copy from files into buffers, in the order of `layers`, once `after` has fired; each layer once its `gate`
+        lets it.
+        """
 
     @abc.abstractmethod
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:

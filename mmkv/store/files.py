@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
@@ -39,7 +40,7 @@ class PoolFile:
         The process has too many files open.
     """
 
-    __slots__ = ("fd", "identity", "path", "segment_bytes")
+    __slots__ = ("_sync_error", "fd", "identity", "path", "segment_bytes")
 
     def __init__(self, path: Path, segment_bytes: int, *, create: bool = False, readonly: bool = False) -> None:
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDONLY if readonly else os.O_RDWR) | (os.O_CREAT if create else 0)
@@ -53,6 +54,7 @@ class PoolFile:
             raise PoolCorrupt(f"{path} is not a plain file")
         self.path = path
         self.segment_bytes = segment_bytes
+        self._sync_error: str | None = None
         self.identity = (status.st_dev, status.st_ino)
 
     def __repr__(self) -> str:
@@ -86,13 +88,13 @@ class PoolFile:
         Raises
         ------
         PoolFull
-            The file system has no room for it. The file holds what it held.
+            The file system has no room for it. The other segments hold what they held.
         """
         offset = segment * self.segment_bytes
         size_before = self.size
-        if _libc.fallocate(self.fd, 0, offset, self.segment_bytes) == 0:
+        code = _fallocate(self.fd, 0, offset, self.segment_bytes)
+        if code == 0:
             return
-        code = ctypes.get_errno()
         try:
             if code in (errno.EOPNOTSUPP, errno.ENOSYS):
                 self._write_zeros(max(offset, size_before), offset + self.segment_bytes)
@@ -100,7 +102,9 @@ class PoolFile:
             raise OSError(code, os.strerror(code))
         except OSError as error:
             # A failed fallocate may have grown the file part of the way.
-            if size_before <= offset and self.size > size_before:
+            if size_before > offset:
+                self._punch(offset, self.segment_bytes)
+            elif self.size > size_before:
                 os.ftruncate(self.fd, size_before)
             if error.errno in _NO_ROOM:
                 raise PoolFull(
@@ -118,11 +122,20 @@ class PoolFile:
 
         Every map and registration of it must be gone: a device would go on writing to orphaned pages.
         """
-        size = self.segment_bytes
-        if _libc.fallocate(self.fd, _PUNCH_HOLE | _KEEP_SIZE, segment * size, size) != 0:
-            code = ctypes.get_errno()
-            if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
-                raise MmkvError(f"cannot give back space of {self.path}: {os.strerror(code)}")
+        self._punch(segment * self.segment_bytes, self.segment_bytes)
+
+    def _punch(self, offset: int, size: int) -> None:
+        code = _fallocate(self.fd, _PUNCH_HOLE | _KEEP_SIZE, offset, size)
+        if code not in (0, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise MmkvError(f"cannot give back space of {self.path}: {os.strerror(code)}")
+
+    def trim(self, segments: Collection[int]) -> None:
+        """Cut the file behind the last of `segments`, and free what it holds between them. No map of it may exist."""
+        end = max(segments, default=-1) + 1
+        if self.size > end * self.segment_bytes:
+            os.ftruncate(self.fd, end * self.segment_bytes)
+        for segment in set(range(end)) - set(segments):
+            self._punch(segment * self.segment_bytes, self.segment_bytes)
 
     def read(self, view: memoryview, offset: int) -> None:
         """Fill `view` with the bytes at `offset`.
@@ -134,7 +147,10 @@ class PoolFile:
         """
         done = 0
         while done < len(view):
-            got = os.preadv(self.fd, [view[done:]], offset + done)
+            try:
+                got = os.preadv(self.fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise MmkvError(f"cannot read {self.path} at {offset + done}: {error.strerror}") from error
             if got == 0:
                 raise PoolCorrupt(
                     f"{self.path} ends at {self.size} bytes, before {offset + len(view)}: it was truncated"
@@ -152,21 +168,46 @@ class PoolFile:
         done = 0
         while done < len(view):
             try:
-                done += os.pwritev(self.fd, [view[done:]], offset + done)
+                wrote = os.pwritev(self.fd, [view[done:]], offset + done)
             except OSError as error:
                 if error.errno in _NO_ROOM:
                     raise PoolFull(f"no room on the file system of {self.path} ({error.strerror})") from error
-                raise
+                raise MmkvError(f"cannot write {self.path} at {offset + done}: {error.strerror}") from error
+            if wrote == 0:
+                raise MmkvError(f"{self.path} takes no more bytes at {offset + done}")
+            done += wrote
 
     def sync(self) -> None:
-        """Wait until the file's bytes are on the medium."""
-        os.fdatasync(self.fd)
+        """Wait until the file's bytes are on the medium.
+
+        Raises
+        ------
+        MmkvError
+            They could not be brought there. Then no later sync succeeds either: after an error the kernel takes the
+            pages for clean, so that it would report a success that is none.
+        """
+        if self._sync_error is not None:
+            raise MmkvError(f"{self.path} could not be brought to the medium earlier: {self._sync_error}")
+        try:
+            os.fdatasync(self.fd)
+        except OSError as error:
+            self._sync_error = str(error.strerror)
+            raise MmkvError(f"cannot bring {self.path} to the medium: {error.strerror}") from error
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _fallocate(fd: int, mode: int, offset: int, size: int) -> int:
+    """`fallocate(2)`, taken up again where a signal interrupts it. Returns 0 or the error's number."""
+    while _libc.fallocate(fd, mode, offset, size) != 0:
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            return code
+    return 0
 
 
 def _open_error(path: Path, error: OSError) -> Exception:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmkv.errors import MmkvError, TransferError
-from mmkv.store.contract import Copy, LayerCopies, Progress
+from mmkv.store.contract import Copy, Gate, LayerCopies, Progress
 
 if TYPE_CHECKING:
     from mmkv.device import Event
@@ -88,9 +88,13 @@ def _pieces(layer: LayerCopies, piece_bytes: int) -> Iterator[Piece]:
                 )
 
 
-def read_batches(layers: Sequence[LayerCopies], piece_bytes: int) -> Iterator[Batch]:
-    """Batches of about `piece_bytes`, layer after layer, so that the first layer comes first."""
+def read_batches(layers: Sequence[LayerCopies], piece_bytes: int, gate: Gate | None = None) -> Iterator[Batch]:
+    """Batches of about `piece_bytes`, layer after layer, so that the first layer comes first; each past its gate."""
     for layer in layers:
+        if gate is not None:
+            event = gate(layer.layer)
+            if event is not None:
+                event.synchronize()
         batch: Batch = []
         size = 0
         for piece in _pieces(layer, piece_bytes):
@@ -133,7 +137,7 @@ def drain(
     """
     left = {layer.layer: layer.bytes for layer in layers}
     total = sum(left.values())
-    running = max(1, min(threads, -(-total // _BYTES_PER_LANE)))
+    wanted = running = max(1, min(threads, -(-total // _BYTES_PER_LANE)))
     lock = threading.Lock()
 
     def lane() -> None:
@@ -183,5 +187,16 @@ def drain(
     for layer in layers:
         if left[layer.layer] == 0:
             progress.landed(layer.layer)
-    for _ in range(running):
-        lanes.submit(lane)
+    for started in range(wanted):
+        try:
+            lanes.submit(lane)
+        except (MmkvError, RuntimeError) as error:
+            # Fewer lanes do it, too, but none does not.
+            if started == 0:
+                progress.failed(MmkvError(f"no thread could be started to copy with: {error}"))
+            with lock:
+                running -= wanted - started
+                last = running == 0
+            if last:
+                progress.released()
+            return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mmkv.store.contract import LayerCopies, Progress, Store
+from mmkv.store.contract import Gate, LayerCopies, Progress, Store
 from mmkv.store.files import PoolFile
 from mmkv.store.lanes import Lanes, Piece, drain, read_batches, write_batches
 
@@ -35,9 +35,15 @@ class PosixStore(Store):
         self._threads = threads
         self._lanes = Lanes("mmkv-posix")
 
-    def read(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
+    def read(
+        self,
+        layers: Sequence[LayerCopies],
+        progress: Progress,
+        after: Sequence[Event] = (),
+        gate: Gate | None = None,
+    ) -> None:
         """Copy from files into buffers; see `Store.read`."""
-        batches = read_batches(layers, _PIECE_BYTES)
+        batches = read_batches(layers, _PIECE_BYTES, gate)
         drain(self._lanes, layers, batches, read_piece, progress, threads=self._threads, path=self.path, after=after)
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
