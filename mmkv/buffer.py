@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmkv.layout import dtype_bytes
+from mmkv.layout import FOREIGN_DTYPES, dtype_bytes
 
 __all__ = ["Buffer", "allocate_host", "buffer_of"]
 
@@ -55,10 +55,7 @@ class Buffer:
 
 def allocate_host(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     """A zeroed host array that starts at a page's start; of unsigned bytes or words where NumPy lacks the dtype."""
-    try:
-        numpy_dtype = np.dtype(dtype)
-    except TypeError:
-        numpy_dtype = np.dtype(f"uint{8 * dtype_bytes(dtype)}")
+    numpy_dtype = np.dtype(f"uint{8 * dtype_bytes(dtype)}" if dtype in FOREIGN_DTYPES else dtype)
     size = math.prod(shape) * numpy_dtype.itemsize
     memory = np.zeros(size + _PAGE, dtype=np.uint8)
     start = -memory.ctypes.data % _PAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import sqlite3
@@ -235,8 +236,12 @@ class Catalog:
                 raise
 
     @contextlib.contextmanager
-    def _snapshot(self) -> Iterator[sqlite3.Connection]:
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """A short read transaction: what is read within is of one moment. One may be within another."""
         with self._lock, self._errors():
+            if self._db.in_transaction:
+                yield self._db
+                return
             self._db.execute("BEGIN")
             try:
                 yield self._db
@@ -262,7 +267,7 @@ class Catalog:
             A row does not make sense.
         """
         column = "hashes" if hashes else "x''"
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             conversations = db.execute(
                 "SELECT id, name, namespace, version, pinned, created, parked, taken, used FROM conversations "
                 "ORDER BY used"
@@ -283,7 +288,7 @@ class Catalog:
 
     def segments(self, kind: str) -> list[int]:
         """The allocated segments of `kind`: `"blocks"` or `"checkpoints"`."""
-        with self._snapshot() as db:
+        with self.snapshot() as db:
             rows = db.execute("SELECT number FROM segments WHERE tier = 0 AND kind = ? ORDER BY number", (kind,))
             numbers = [row[0] for row in rows]
         if any(type(number) is not int or not 0 <= number < 1 << 40 for number in numbers):
@@ -444,10 +449,8 @@ class Catalog:
         the parent still writes.
         """
         self._open = False
-        _leaked.append(self._db)
-
-
-_leaked: list[sqlite3.Connection] = []
+        # Not even the interpreter's end closes what has a reference too many.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
 
 
 def _inserted(db: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> int:

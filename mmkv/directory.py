@@ -263,13 +263,15 @@ class OwnerLock:
 
 def _lock_soon(fd: int) -> None:
     # `owner_pid` of another process holds the lock for some microseconds, which must not look like an owner.
-    for _ in range(_LOCK_ATTEMPTS - 1):
+    for attempt in range(1, _LOCK_ATTEMPTS + 1):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
         except BlockingIOError:
+            if attempt == _LOCK_ATTEMPTS:
+                raise
             time.sleep(_LOCK_PAUSE)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            return
 
 
 def owner_pid(path: Path) -> int | None:

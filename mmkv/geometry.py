@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.layout import Layout
+from mmkv.layout import Layer, Layout
 
 __all__ = ["ID_BYTES", "Extent", "Geometry", "TokenRuns", "choose_geometry", "extent_blocks"]
 
@@ -114,6 +114,12 @@ class Geometry:
             sum(_round_up(rows * plane.token_bytes, self.alignment) for plane in layer.planes.values())
             for layer in self.layout.layers
         )
+
+    @cached_property
+    def like_layer(self) -> tuple[int, ...]:
+        """For each layer, the first one that is laid out like it, whose offsets are the same."""
+        first: dict[Layer, int] = {}
+        return tuple(first.setdefault(layer, index) for index, layer in enumerate(self.layout.layers))
 
     @cached_property
     def state_offsets(self) -> tuple[dict[str, int], ...]:

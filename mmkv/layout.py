@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ _FOREIGN_DTYPE_BYTES = {
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
 }
+FOREIGN_DTYPES = frozenset(_FOREIGN_DTYPE_BYTES)
 _NUMPY_KINDS = "biufcV"
 _MAX_LAYERS = 10_000
 _MAX_ARRAYS_PER_LAYER = 10_000
@@ -223,17 +225,17 @@ class Layout:
         if self.token_bytes == 0 and self.state_bytes == 0:
             raise ValueError("a layout needs a plane or a state in one layer at least")
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token over all layers."""
         return sum(layer.token_bytes for layer in self.layers)
 
-    @property
+    @cached_property
     def state_bytes(self) -> int:
         """Bytes of one checkpoint: the states of all layers."""
         return sum(layer.state_bytes for layer in self.layers)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the layout's canonical JSON, in hexadecimal: equal for equal layouts, on every machine."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)

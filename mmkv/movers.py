@@ -53,10 +53,7 @@ class Movers:
 
     def parts(self, slot: Slot) -> int:
         """How many stores a transfer of this slot takes."""
-        return len({slot.layer_device(layer) is None for layer in self._placed(slot)} or {True})
-
-    def _placed(self, slot: Slot) -> list[int]:
-        return [layer for layer in range(len(slot.planes)) if slot.planes[layer] or slot.states[layer]]
+        return len({slot.layer_devices[layer] is None for layer in _placed_layers(slot)} or {True})
 
     def start(
         self,
@@ -68,8 +65,8 @@ class Movers:
         gate: Gate | None = None,
     ) -> None:
         """Begin to move `layers`; `transfer` hears `released` once for each of its parts."""
-        on_host = [layer for layer in layers if slot.layer_device(layer.layer) is None]
-        on_device = [layer for layer in layers if slot.layer_device(layer.layer) is not None]
+        on_host = [layer for layer in layers if slot.layer_devices[layer.layer] is None]
+        on_device = [layer for layer in layers if slot.layer_devices[layer.layer] is not None]
         if on_device and not any(slot.planes[layer.layer] or slot.states[layer.layer] for layer in on_host):
             # Layers without arrays go with the others.
             on_host, on_device = [], list(layers)
@@ -127,3 +124,7 @@ class Movers:
         self._host.close()
         if self._device is not None:
             self._device.close()
+
+
+def _placed_layers(slot: Slot) -> list[int]:
+    return [layer for layer in range(len(slot.planes)) if slot.planes[layer] or slot.states[layer]]

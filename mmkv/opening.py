@@ -16,7 +16,7 @@ from mmkv.ledger import Ledger
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
 
-__all__ = ["Opened", "load_ledger", "open_owner", "open_reader"]
+__all__ = ["Opened", "load_ledger", "open_owner", "open_reader", "stored_capacity"]
 
 _LEAST_FREE_RAM = 1 << 30
 
@@ -32,6 +32,13 @@ class Opened:
     space: Space
     ledger: Ledger
     lock: directory.OwnerLock | None
+
+    def close(self) -> None:
+        """Close the files and the catalog, and give the lock up."""
+        self.space.close()
+        self.catalog.close()
+        if self.lock is not None:
+            self.lock.release()
 
 
 def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free_ram: int | None) -> Opened:
@@ -74,7 +81,7 @@ def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free
             description.geometry,
             catalog,
             medium,
-            capacity=_stored_capacity(catalog),
+            capacity=stored_capacity(catalog),
             min_free_ram=_free_ram_to_leave() if min_free_ram is None else min_free_ram,
             create=unborn,
         )
@@ -101,12 +108,13 @@ def open_reader(path: Path, layout: Layout | None) -> Opened:
     with contextlib.ExitStack() as undo:
         catalog = Catalog(path / description.catalog_name, readonly=True)
         undo.callback(catalog.close)
-        space = Space(
-            path, description.geometry, catalog, medium, capacity=_stored_capacity(catalog), min_free_ram=0,
-            readonly=True,
-        )  # fmt: skip
-        undo.callback(space.close)
-        ledger = load_ledger(catalog, space)
+        with catalog.snapshot():
+            space = Space(
+                path, description.geometry, catalog, medium, capacity=stored_capacity(catalog), min_free_ram=0,
+                readonly=True,
+            )  # fmt: skip
+            undo.callback(space.close)
+            ledger = load_ledger(catalog, space)
         undo.pop_all()
     return Opened(path, description, medium, catalog, space, ledger, None)
 
@@ -156,7 +164,8 @@ def _holds_nothing(path: Path) -> bool:
     return not any(file.is_file() and file.stat().st_size for file in [path / "tokens.kv", *path.glob("layers/*")])
 
 
-def _stored_capacity(catalog: Catalog) -> int:
+def stored_capacity(catalog: Catalog) -> int:
+    """The capacity that the catalog keeps."""
     capacity = catalog.get_property("capacity")
     if type(capacity) is not int or capacity < 1:
         raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its capacity is {capacity!r}")

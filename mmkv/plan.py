@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from mmkv.buffer import Buffer
 from mmkv.geometry import Extent
@@ -13,6 +15,8 @@ from mmkv.space import Space
 from mmkv.store.contract import Copy, LayerCopies
 
 __all__ = ["layer_copies"]
+
+_Runs: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 def layer_copies(
@@ -44,22 +48,21 @@ def layer_copies(
     """
     geometry = space.geometry
     runs = geometry.token_runs(extents, start, stop)
+    # Most models have many layers alike, whose runs are the same.
+    plane_runs: dict[tuple[int, str], _Runs] = {}
     layers = []
     for layer, planes in enumerate(slot.planes):
         copies = []
         file = space.planes[layer]
         if file is not None and len(runs.tokens):
+            like = geometry.like_layer[layer]
             for name, (_, token_bytes) in geometry.plane_regions[layer].items():
-                copies.append(
-                    Copy(
-                        name,
-                        file,
-                        planes[name],
-                        geometry.plane_offsets(runs, layer, name),
-                        runs.token * token_bytes,
-                        runs.tokens * token_bytes,
-                    )
-                )
+                found = plane_runs.get((like, name))
+                if found is None:
+                    found = plane_runs[like, name] = (
+                        geometry.plane_offsets(runs, layer, name), runs.token * token_bytes, runs.tokens * token_bytes
+                    )  # fmt: skip
+                copies.append(Copy(name, file, planes[name], *found))
         state_file = space.states[layer]
         if state_file is not None and record is not None and states is not None:
             for name, buffer in states[layer].items():

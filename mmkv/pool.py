@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from mmkv.ledger import Conversation, Ledger, Version
 from mmkv.match import Match, longest_prefix
 from mmkv.medium import boot_id
 from mmkv.movers import Movers
-from mmkv.opening import Opened, load_ledger, open_owner, open_reader
+from mmkv.opening import Opened, load_ledger, open_owner, open_reader, stored_capacity
 from mmkv.parking import Park
 from mmkv.plan import layer_copies
 from mmkv.prefix import as_token_ids
@@ -62,6 +63,7 @@ class Pool:
         self._boot = boot_id()
         self._readonly = opened.lock is None
         self._closed: str | None = None
+        self._lingering = False
         self._lock = threading.RLock()
         self._traffic = Traffic(self._lock)
         self._matches = {"hits": 0, "misses": 0}
@@ -70,9 +72,8 @@ class Pool:
             forget=movers.forget, grown=movers.prepare,
         )  # fmt: skip
         self._housekeeping: Housekeeping | None = None
-        if self._readonly:
-            self._seen_changes = self._catalog.change_counter()
-        else:
+        self._seen_changes = -1
+        if not self._readonly:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             self._catalog.set_property("owner", owner)
             self._housekeeping = Housekeeping(
@@ -145,7 +146,11 @@ class Pool:
         lanes = as_count(lanes, "threads", least=1)
         opened = open_reader(where, layout) if readonly else open_owner(where, layout, size, free)
         movers = Movers(where, opened.medium, store, lanes, opened.space.allocated)
-        pool = cls(opened, deadline=deadline, checkpoints=older, movers=movers)
+        try:
+            pool = cls(opened, deadline=deadline, checkpoints=older, movers=movers)
+        except BaseException:
+            opened.close()
+            raise
         try:
             if size is not None and not readonly and size != pool._space.capacity:
                 pool.resize(size)
@@ -261,7 +266,7 @@ class Pool:
             if handover is not None:
                 handover.park_ended(transfer)
             park.release()
-            self._traffic.ended(transfer, "park")
+            self._ended(transfer, "park")
 
         transfer = Transfer(
             f"park of {name!r}",
@@ -360,8 +365,8 @@ class Pool:
             self._ledger.lease(version)
 
         def release(transfer: Transfer) -> None:
-            self._release_lease(version)
-            self._traffic.ended(transfer, "take")
+            self._release_lease(self._ledger, version)
+            self._ended(transfer, "take")
 
         try:
             after = cuda.producer_events(slot.devices, stream)
@@ -381,7 +386,7 @@ class Pool:
             held = extent_blocks(version.extents) * self._space.geometry.block_bytes
             self._traffic.enter(transfer, held, self._require_owner)
         except BaseException:
-            self._release_lease(version)
+            self._release_lease(self._ledger, version)
             raise
         return transfer, lambda gate: self._start("read", slot, copies, transfer, after, gate)
 
@@ -430,8 +435,9 @@ class Pool:
             handover.abandon()
             begin_take(None)
             raise
-        begin_park()
+        # The take first: a park that fails at once waits for what the take holds.
         begin_take(handover.gate)
+        begin_park()
         return park, take
 
     # Looking
@@ -456,7 +462,8 @@ class Pool:
             if found is None:
                 return Match()
             self._ledger.lease(found.version)
-            return Match(found.name, where, found.version, tokens, self._release_lease, self)
+            # A reader's ledger is another one after the owner's next change.
+            return Match(found.name, where, found.version, tokens, partial(self._release_lease, self._ledger), self)
 
     def __contains__(self, conversation: object) -> bool:
         with self._reading():
@@ -630,7 +637,10 @@ class Pool:
     # Ending
 
     def close(self) -> None:
-        """Wait for what is under way, bring everything to the medium, and close. A second call does nothing."""
+        """Wait for what is under way, bring everything to the medium, and close. A second call does nothing.
+
+        The lock is kept while a transfer is in quarantine, whose hardware may still write to the files.
+        """
         with self._lock:
             if self._closed is not None:
                 return
@@ -643,14 +653,11 @@ class Pool:
                         self._room.sync(list(self._ledger.conversations.values()))
                 self._housekeeping.stop()
         finally:
-            # What is in quarantine still uses the files.
-            if self._traffic.is_quiet:
-                self._movers.close()
-                self._space.close()
-            self._catalog.close()
-            if self._opened.lock is not None:
-                self._opened.lock.release()
-            _open_pools.discard(self)
+            with self._lock:
+                # What is in quarantine may still write to the files: nobody else may own them before it has ended.
+                self._lingering = not self._traffic.is_quiet
+                if not self._lingering:
+                    self._let_go()
 
     def __enter__(self) -> Pool:
         return self
@@ -663,6 +670,19 @@ class Pool:
         return f"Pool({str(self.path)!r}, model={self.layout.model!r}, {state})"
 
     # Within
+
+    def _ended(self, transfer: Transfer, kind: Literal["park", "take"]) -> None:
+        self._traffic.ended(transfer, kind)
+        with self._lock:
+            if self._lingering and self._traffic.is_quiet:
+                self._lingering = False
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the files and give the lock up."""
+        self._movers.close()
+        self._opened.close()
+        _open_pools.discard(self)
 
     def _require_owner(self) -> None:
         if self._closed is not None:
@@ -683,8 +703,10 @@ class Pool:
         """Follow the owner's changes."""
         changes = self._catalog.change_counter()
         if changes != self._seen_changes:
-            self._space.reload_segments()
-            self._ledger = load_ledger(self._catalog, self._space)
+            with self._catalog.snapshot():
+                self._space.reload_segments()
+                self._ledger = load_ledger(self._catalog, self._space)
+                self._space.capacity = stored_capacity(self._catalog)
             self._seen_changes = changes
 
     def _require_slot(self, slot: Slot) -> None:
@@ -724,9 +746,9 @@ class Pool:
             raise ValueError(f"{name!r} has no checkpoint at {count} tokens; the nearest are at {nearest}")
         return count
 
-    def _release_lease(self, version: Version) -> None:
+    def _release_lease(self, ledger: Ledger, version: Version) -> None:
         with self._lock:
-            self._ledger.release(version)
+            ledger.release(version)
 
     def _touch(self, name: str) -> None:
         with self._lock:
@@ -739,6 +761,8 @@ class Pool:
     def _abandon(self) -> None:
         """Make this copy of the pool, in a forked child, a closed one that holds no lock."""
         self._closed = "this process is a forked child of its owner, which has no pool; open it anew after the owner closed it"
+        # A thread that is not here may hold the lock.
+        self._lock = threading.RLock()
         if self._opened.lock is not None:
             self._opened.lock.abandon()
         self._catalog.leak()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from mmkv import device as cuda
 from mmkv.buffer import Buffer, allocate_host, buffer_of
-from mmkv.layout import Layout, Plane, State, dtype_bytes
+from mmkv.layout import FOREIGN_DTYPES, Layout, Plane, State, dtype_bytes
 from mmkv.sizes import as_count
 
 __all__ = ["Slot"]
@@ -68,7 +69,7 @@ class Slot:
         where = ", ".join(sorted(f"cuda:{device}" for device in self.devices)) or "host memory"
         return f"Slot(model={self.layout.model!r}, max_tokens={self.max_tokens}, {where})"
 
-    @property
+    @cached_property
     def devices(self) -> frozenset[int]:
         """The CUDA devices that hold a part of the slot."""
         return frozenset(
@@ -99,10 +100,12 @@ class Slot:
                 )
                 raise ValueError(f"layer {index} is spread over devices ({named}): one layer's arrays lie on one device")
 
-    def layer_device(self, layer: int) -> int | None:
-        """The CUDA device of a layer's arrays; `None` for host memory, and for a layer that has none."""
-        buffers = (*self.planes[layer].values(), *self.states[layer].values())
-        return buffers[0].device if buffers else None
+    @cached_property
+    def layer_devices(self) -> tuple[int | None, ...]:
+        """The CUDA device of each layer's arrays; `None` for host memory, and for a layer that has none."""
+        first = (next(iter((*planes.values(), *states.values())), None) for planes, states in zip(
+            self.planes, self.states, strict=True))  # fmt: skip
+        return tuple(None if buffer is None else buffer.device for buffer in first)
 
     def require_room(self, tokens: int) -> None:
         """Raise `ValueError` unless the slot holds `tokens` tokens."""
@@ -197,9 +200,6 @@ def _check(buffer: Buffer, spec: Plane | State) -> None:
 
 
 def _stands_for(buffer: Buffer, dtype: str) -> bool:
-    size = dtype_bytes(dtype)
-    try:
-        np.dtype(dtype)
-    except TypeError:
-        return buffer.dtype in (f"uint{8 * size}", f"void{8 * size}")
-    return False
+    # By its name: NumPy knows these types where another library has taught it.
+    bits = 8 * dtype_bytes(dtype)
+    return dtype in FOREIGN_DTYPES and buffer.dtype in (f"uint{bits}", f"void{bits}")

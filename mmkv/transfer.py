@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import threading
 import time
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from mmkv.device import Event
 
 __all__ = ["Receipt", "Transfer"]
+
+_log = logging.getLogger("mmkv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +123,9 @@ class Transfer:
         if not 0 <= layer < self._layers:
             raise ValueError(f"layer {layer} is not one of the {self._layers} layers")
         handle = None if stream is None else cuda.stream_handle(stream)
+        self._require_process()
         with self._changed:
-            self._wait_for(
+            self._changed.wait_for(
                 lambda: self._landed[layer] or self._error is not None or (handle is not None and layer in self._events)
             )
             if self._error is not None:
@@ -131,6 +136,7 @@ class Transfer:
 
     def done(self, layer: int | None = None) -> bool:
         """Whether a layer's bytes are down; without a layer, whether the whole transfer ended, well or not."""
+        self._require_process()
         with self._changed:
             if layer is None:
                 return self._settled
@@ -158,8 +164,9 @@ class Transfer:
         TimeoutError
             It did not end within `timeout`.
         """
+        self._require_process()
         with self._changed:
-            if not self._wait_for(lambda: self._settled, timeout):
+            if not self._changed.wait_for(lambda: self._settled, timeout):
                 raise TimeoutError(f"{self.what} did not end within {timeout} s; it goes on")
             return self._outcome()
 
@@ -169,6 +176,7 @@ class Transfer:
         What is under way is waited for; then `result` raises `TransferCancelled`. A cancelled park leaves the former
         version as it was; a cancelled take leaves the slot's rows undefined.
         """
+        self._require_process()
         with self._changed:
             if self._settled or self._concluding:
                 return False
@@ -179,6 +187,7 @@ class Transfer:
 
     def add_done_callback(self, callback: Callable[[Transfer], None]) -> None:
         """Call `callback(transfer)` when the transfer ended, at once if it has."""
+        self._require_process()
         with self._changed:
             if not self._settled:
                 self._callbacks.append(callback)
@@ -194,7 +203,9 @@ class Transfer:
                 future.set_result(None)
 
         def wake(_: Transfer) -> None:
-            loop.call_soon_threadsafe(settle)
+            # Who waited may have given up and closed the loop.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle)
 
         self.add_done_callback(wake)
         yield from future
@@ -261,7 +272,7 @@ class Transfer:
     def passed(self, layer: int) -> Event | None:
         """Wait until a layer is submitted, and give its event, or until it landed."""
         with self._changed:
-            self._wait_for(lambda: self._landed[layer] or self._error is not None or layer in self._events)
+            self._changed.wait_for(lambda: self._landed[layer] or self._error is not None or layer in self._events)
             if self._error is not None:
                 raise self._error
             return None if self._landed[layer] else self._events[layer]
@@ -269,7 +280,7 @@ class Transfer:
     def wait_for_parts(self, parts: int) -> None:
         """Wait until only `parts` of those that hold the transfer have not released it."""
         with self._changed:
-            self._wait_for(lambda: self._parts <= parts)
+            self._changed.wait_for(lambda: self._parts <= parts)
 
     def exception(self) -> Exception | None:
         """Why the transfer failed, if it has."""
@@ -313,7 +324,10 @@ class Transfer:
             callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("a callback of %s failed", self.what)
 
     def _outcome(self) -> Receipt:
         if self._error is not None:
@@ -321,7 +335,7 @@ class Transfer:
         assert self._receipt is not None
         return self._receipt
 
-    def _wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
+    def _require_process(self) -> None:
+        # Before any lock: in a forked child it may be held for ever.
         if os.getpid() != self._pid:
             raise PoolClosed(f"{self.what} belongs to process {self._pid}; a forked child has no pool")
-        return self._changed.wait_for(ready, timeout)

@@ -50,7 +50,7 @@ class Copy:
     @property
     def bytes(self) -> int:
         """Bytes of all runs."""
-        return int(self.sizes.sum())
+        return int(self.sizes[0] if len(self.sizes) == 1 else self.sizes.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

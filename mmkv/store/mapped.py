@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -98,7 +98,7 @@ class MappedStore(Store):
     def _start(
         self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event], *, to_device: bool
     ) -> None:
-        transfer = _Transfer(_Parts(progress), tuple(after), to_device)
+        transfer = _Transfer(_Parts(progress, self._locked.transfer_ended), tuple(after), to_device)
         self._locked.transfer_began()
         try:
             _check_whole(layers)
@@ -192,7 +192,6 @@ class MappedStore(Store):
             transfer.fail(error)
         finally:
             transfer.keep.clear()
-            self._locked.transfer_ended()
             transfer.progress.released()
 
     # --- segments that are not page-locked yet ------------------------------------------------------------------
@@ -261,10 +260,11 @@ class MappedStore(Store):
 
 
 class _Parts:
-    """The progress of a transfer that several stores share: released once all of them let go."""
+    """The progress of a transfer that several stores share: ended and released once all of them let go."""
 
-    def __init__(self, whole: Progress) -> None:
+    def __init__(self, whole: Progress, ended: Callable[[], None]) -> None:
         self._whole = whole
+        self._ended = ended
         self._held = 1
         self._lock = threading.Lock()
         self.submitted = whole.submitted
@@ -285,6 +285,7 @@ class _Parts:
             self._held -= 1
             last = self._held == 0
         if last:
+            self._ended()
             self._whole.released()
 
 
