@@ -288,8 +288,19 @@ def choose_geometry(layout: Layout, capacity: int) -> Geometry:
         checkpoints = max(
             1, min(target // block.checkpoint_bytes, _MAX_FILE_SEGMENT // max(block.layer_record_bytes))
         )
-    huge = Geometry(layout, tokens, blocks, checkpoints, _HUGE_PAGE)
     small = Geometry(layout, tokens, blocks, checkpoints, _UNIT)
-    padding = huge.segment_bytes - small.segment_bytes
-    fits = max(huge.layer_segment_bytes) <= _MAX_FILE_SEGMENT
-    return huge if fits and padding <= small.segment_bytes * _MAX_PADDING else small
+    # A power of two among the factors makes regions whole huge pages, at the price of a smaller segment.
+    for count in (blocks, _rounder(blocks)):
+        huge = Geometry(layout, tokens, count, checkpoints, _HUGE_PAGE)
+        padding = huge.segment_bytes - count * block.block_bytes
+        if max(huge.layer_segment_bytes) <= _MAX_FILE_SEGMENT and padding <= huge.segment_bytes * _MAX_PADDING:
+            return huge
+    return small
+
+
+def _rounder(blocks: int) -> int:
+    """At most a quarter fewer blocks, a multiple of as large a power of two as can be."""
+    power = 1
+    while blocks // (2 * power) * (2 * power) * 4 >= blocks * 3:
+        power *= 2
+    return blocks // power * power

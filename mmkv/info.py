@@ -146,7 +146,7 @@ class _Holders:
     def __init__(self, extents: Iterable[Extent]) -> None:
         columns = np.array(list(extents), dtype=np.int64).reshape(-1, 2)
         firsts, ends = columns[:, 0], columns.sum(axis=1)
-        self._borders = np.unique(np.concatenate([firsts, ends]))
+        self._borders = np.sort(np.concatenate([firsts, ends]))
         changes = np.zeros(len(self._borders), dtype=np.int64)
         np.add.at(changes, np.searchsorted(self._borders, firsts), 1)
         np.add.at(changes, np.searchsorted(self._borders, ends), -1)

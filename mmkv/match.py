@@ -36,6 +36,7 @@ class Match:
         version: Version | None = None,
         tokens: int = 0,
         release: Callable[[Version], None] | None = None,
+        orphan: Callable[[Version], None] | None = None,
         pool: object = None,
     ) -> None:
         self.conversation = conversation
@@ -44,6 +45,7 @@ class Match:
         self._namespace = namespace
         self._version = version
         self._release = release
+        self._orphan = orphan
         self._pool = pool
         self._closed = False
 
@@ -80,8 +82,10 @@ class Match:
 
     def __del__(self, _warn: Any = warnings.warn) -> None:
         if not getattr(self, "_closed", True) and self._version is not None:
+            # The collector may run in the middle of anything: the pool ends the lease when it next comes round.
+            if self._orphan is not None:
+                self._orphan(self._version)
             _warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
-            self.close()
 
 
 def longest_prefix(

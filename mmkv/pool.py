@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -67,6 +68,8 @@ class Pool:
         self._lock = threading.RLock()
         self._traffic = Traffic(self._lock)
         self._matches = {"hits": 0, "misses": 0}
+        # Leases of matches that nobody closed.
+        self._orphans: deque[Version] = deque()
         self._room = Room(
             self._lock, self._catalog, self._space, self._ledger, self._traffic.parking,
             forget=movers.forget, grown=movers.prepare,
@@ -77,7 +80,7 @@ class Pool:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             self._catalog.set_property("owner", owner)
             self._housekeeping = Housekeeping(
-                self._lock, self._catalog, self._traffic, drop=self.drop, stats=self._stats
+                self._lock, self._catalog, self._traffic, drop=self.drop, stats=self._stats, release_orphans=self._release_orphans
             )
         _open_pools.add(self)
 
@@ -749,6 +752,10 @@ class Pool:
     def _release_lease(self, ledger: Ledger, version: Version) -> None:
         with self._lock:
             ledger.release(version)
+
+    def _release_orphans(self) -> None:
+        while self._orphans:
+            self._release_lease(self._orphans.popleft())
 
     def _touch(self, name: str) -> None:
         with self._lock:

@@ -18,6 +18,8 @@ from mmkv.errors import MmkvError, PoolClosed, TransferCancelled, TransferError,
 if TYPE_CHECKING:
     from mmkv.device import Event
 
+_log = logging.getLogger("mmkv")
+
 __all__ = ["Receipt", "Transfer"]
 
 _log = logging.getLogger("mmkv")

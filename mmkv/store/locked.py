@@ -74,8 +74,14 @@ class LockedSegments:
             self._wanted.extend((file, segment, device) for file, segment in segments)
             starting = min(_WORKERS, len(self._wanted)) - self._workers
             self._workers += max(starting, 0)
-        for _ in range(starting):
-            threading.Thread(target=self._work, name="mmkv-lock", daemon=True).start()
+        for started in range(starting):
+            try:
+                threading.Thread(target=self._work, name="mmkv-lock", daemon=True).start()
+            except RuntimeError:
+                # No more threads: those that run do it, or the transfers that need the segments.
+                with self._changed:
+                    self._workers -= starting - started
+                return
 
     def _work(self) -> None:
         while True:

@@ -13,11 +13,11 @@ from typing import Any
 from mmkv import device as cuda
 from mmkv.device import Event
 from mmkv.errors import MmkvError, TransferError
-from mmkv.store.contract import LayerCopies, Progress, Store
+from mmkv.store.contract import Gate, LayerCopies, Progress, Store
 from mmkv.store.files import PoolFile
 from mmkv.store.lanes import Lanes
 from mmkv.store.locked import LockedSegments
-from mmkv.store.runs import Batch, NotLockedError, SegmentKey, kernel_for, plan, segments_of, submit
+from mmkv.store.runs import Batch, NotLockedError, Planner, SegmentKey, kernel_for, submit
 
 __all__ = ["MappedStore"]
 
@@ -53,20 +53,26 @@ class MappedStore(Store):
         self._kernel_refused: str | None = None
         self._lock = threading.Lock()
 
-    def read(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
-        """Copy from files into buffers; see `Store.read`."""
-        self._start(layers, progress, after, to_device=True)
+    def read(
+        self,
+        layers: Sequence[LayerCopies],
+        progress: Progress,
+        after: Sequence[Event] = (),
+        gate: Gate | None = None,
+    ) -> None:
+        """Copy from files into buffers; see `Store.read`. With a gate, a thread of the store's submits the layers."""
+        self._start(layers, self._transfer(progress, after, gate, to_device=True))
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
         """Copy from buffers into files; see `Store.write`."""
-        self._start(layers, progress, after, to_device=False)
+        self._start(layers, self._transfer(progress, after, to_device=False))
 
     def prepare(self, files: Sequence[PoolFile], segments: Sequence[int]) -> None:
         """Page-lock these segments of all files in the background."""
         device = cuda.current_ordinal()
         self._locked.prepare([(file, segment) for segment in segments for file in files], device)
         if device not in self._kernels:
-            self._lanes.submit(partial(self._compile, device))
+            self._run(partial(self._compile, device))
 
     def forget(self, file: PoolFile, segment: int) -> None:
         """Unlock and unmap a segment; costs 0.014 s a GB."""
@@ -95,28 +101,54 @@ class MappedStore(Store):
             **({} if reason is None else {"reason": reason}),
         }
 
-    def _start(
-        self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event], *, to_device: bool
-    ) -> None:
-        transfer = _Transfer(_Parts(progress, self._locked.transfer_ended), tuple(after), to_device)
-        self._locked.transfer_began()
+    def _transfer(
+        self, progress: Progress, after: Sequence[Event], gate: Gate | None = None, *, to_device: bool
+    ) -> _Transfer:
+        parts = _Parts(progress, self._locked.transfer_ended)
+        planner = Planner(self._locked.bases, to_device=to_device, kernel=self._kernel_refused is None)
+        return _Transfer(parts, tuple(after), to_device, gate, planner)
+
+    def _run(self, job: Callable[[], None]) -> None:
+        """Run a job on a thread of the store's, or here and now where none can be started."""
         try:
-            _check_whole(layers)
-            self._submit(transfer, self._plan(layers, to_device=to_device))
-        except NotLockedError:
-            self._start_unlocked(transfer, layers)
-            return
+            self._lanes.submit(job)
+        except (MmkvError, RuntimeError):
+            job()
+
+    def _start(self, layers: Sequence[LayerCopies], transfer: _Transfer) -> None:
+        self._locked.transfer_began()
+        later: _Shares | None = None
+        done = 0
+        try:
+            if transfer.gate is not None:
+                later = self._share(transfer, layers)
+            while later is None and done < len(layers):
+                # The first layer is under way while the others are planned.
+                share = layers[done : 2 * done + 1]
+                try:
+                    batch = self._plan(transfer, share)
+                except NotLockedError:
+                    later = self._share(transfer, layers[done:])
+                else:
+                    self._submit(transfer, batch)
+                    done += len(share)
         except Exception as error:
             transfer.fail(error)
-        transfer.landing.put(None)
-        self._lanes.submit(partial(self._land, transfer))
+        if later is None:
+            transfer.landing.put(None)
+        else:
+            self._start_step_by_step(transfer, later)
+        self._run(partial(self._land, transfer))
 
-    def _plan(self, layers: Sequence[LayerCopies], *, to_device: bool) -> Batch:
-        bases = self._locked.bases
-        batch = plan(layers, bases, to_device=to_device, kernel=self._kernel_refused is None)
+    def _plan(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> Batch:
+        planner = transfer.planner
+        for layer in layers:
+            _check_whole(layer, planner)
+        batch = planner.plan(layers)
         if all(self._has_kernel(device) for device in batch.tables):
             return batch
-        return plan(layers, bases, to_device=to_device, kernel=False)
+        planner.kernel = False
+        return planner.plan(layers)
 
     def _has_kernel(self, device: int) -> bool:
         if device not in self._kernels:
@@ -132,8 +164,8 @@ class MappedStore(Store):
                     self._kernel_refused = str(error)
                     _logger.warning("many short copies go one by one, which is slower: %s", error)
 
-    def _submit(self, transfer: _Transfer, batch: Batch) -> None:
-        """Give the devices all copies of a batch, layer after layer, with an event after each."""
+    def _submit(self, transfer: _Transfer, batch: Batch, gate: Event | None = None) -> None:
+        """Give the devices all copies of a batch, layer after layer, with an event after each; after `gate` fires."""
         progress = transfer.progress
         tables = {}
         for device, words in batch.tables.items():
@@ -151,6 +183,8 @@ class MappedStore(Store):
             events: list[Event] = []
             for device, runs in by_device.items():
                 stream = self._stream(transfer, device)
+                if gate is not None:
+                    gate.wait_on(stream.ptr)
                 with cuda.current(device):
                     submit(runs, stream, self._kernels.get(device), tables.get(device), to_device=transfer.to_device)
                 for event in events:
@@ -194,30 +228,33 @@ class MappedStore(Store):
             transfer.keep.clear()
             transfer.progress.released()
 
-    # --- segments that are not page-locked yet ------------------------------------------------------------------
+    # --- layers that wait, for a gate or for their segments to be page-locked -----------------------------------
 
-    def _start_unlocked(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> None:
-        """Page-lock what is worth it with several threads, and submit each layer when its segments are ready."""
-        own, others = [], []
-        missing: list[tuple[PoolFile, int, int]] = []
+    def _share(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> _Shares:
+        """Who moves which layer, where not all segments are page-locked."""
+        own: list[LayerCopies] = []
+        shares = _Shares(own, [], [])
         for layer in layers:
-            lacks = [place for place in _places(layer) if _key(place) not in self._locked.bases]
+            lacks = [place for place in _places(layer, transfer.planner) if _key(place) not in self._locked.bases]
             cost = sum(file.segment_bytes for file, _, _ in lacks)
             refused = any(self._locked.is_refused(_key(place)) for place in lacks)
             if self._fallback is not None and (refused or cost > _WORTH_LOCKING * layer.bytes):
-                others.append(layer)
+                shares.others.append(layer)
             else:
                 own.append(layer)
-                missing.extend(lacks)
-        queue = iter(missing)
+                shares.missing.extend(lacks)
+        return shares
+
+    def _start_step_by_step(self, transfer: _Transfer, shares: _Shares) -> None:
+        """Page-lock what is missing with several threads; submit each layer when it may be and its segments are."""
+        queue = iter(shares.missing)
         turn = threading.Lock()
-        for _ in range(min(_LOCKING_THREADS, len(missing))):
-            self._lanes.submit(partial(self._lock_segments, transfer, queue, turn))
+        for _ in range(min(_LOCKING_THREADS, len(shares.missing))):
+            self._run(partial(self._lock_segments, transfer, queue, turn))
         # Before the own layers can be done, so that the progress is not released without these.
-        if others:
-            self._by_fallback(transfer, others)
-        self._lanes.submit(partial(self._submit_as_locked, transfer, own))
-        self._lanes.submit(partial(self._land, transfer))
+        if shares.others:
+            self._by_fallback(transfer, shares.others)
+        self._run(partial(self._submit_step_by_step, transfer, shares.own))
 
     def _lock_segments(
         self, transfer: _Transfer, queue: Iterator[tuple[PoolFile, int, int]], turn: threading.Lock
@@ -233,20 +270,22 @@ class MappedStore(Store):
                 # The layer that needs it finds out and takes another path.
                 continue
 
-    def _submit_as_locked(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> None:
+    def _submit_step_by_step(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> None:
         try:
             for layer in layers:
                 if transfer.progress.stopped:
                     break
                 try:
-                    for place in _places(layer):
+                    for place in _places(layer, transfer.planner):
                         self._locked.lock(*place)
                 except MmkvError as error:
                     if self._fallback is None:
                         raise TransferError(f"layer {layer.layer}: {error}", layer=layer.layer) from error
                     self._by_fallback(transfer, [layer])
-                else:
-                    self._submit(transfer, self._plan([layer], to_device=transfer.to_device))
+                    continue
+                batch = self._plan(transfer, [layer])
+                event = transfer.gate(layer.layer) if transfer.gate is not None and layer.copies else None
+                self._submit(transfer, batch, event)
         except Exception as error:
             transfer.fail(error)
         finally:
@@ -255,8 +294,10 @@ class MappedStore(Store):
     def _by_fallback(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> None:
         assert self._fallback is not None
         transfer.progress.add_part()
-        move = self._fallback.read if transfer.to_device else self._fallback.write
-        move(layers, transfer.progress, transfer.after)
+        if transfer.to_device:
+            self._fallback.read(layers, transfer.progress, transfer.after, transfer.gate)
+        else:
+            self._fallback.write(layers, transfer.progress, transfer.after)
 
 
 class _Parts:
@@ -299,6 +340,8 @@ class _Transfer:
     progress: _Parts
     after: tuple[Event, ...]
     to_device: bool
+    gate: Gate | None
+    planner: Planner
     landing: SimpleQueue[tuple[int, int, Event] | None] = field(default_factory=SimpleQueue)
     streams: dict[int, Any] = field(default_factory=dict)
     keep: list[object] = field(default_factory=list)
@@ -309,13 +352,23 @@ class _Transfer:
         self.progress.failed(error if isinstance(error, MmkvError) else TransferError(f"the copy failed: {error}"))
 
 
-def _places(layer: LayerCopies) -> list[tuple[PoolFile, int, int]]:
+@dataclass(slots=True, eq=False)
+class _Shares:
+    """The layers that this store moves, those of its fallback, and the segments that have yet to be page-locked."""
+
+    own: Sequence[LayerCopies]
+    others: list[LayerCopies]
+    missing: list[tuple[PoolFile, int, int]]
+
+
+def _places(layer: LayerCopies, planner: Planner) -> list[tuple[PoolFile, int, int]]:
     """The files and segments that a layer touches, each with a device that reaches for it."""
     places: dict[SegmentKey, tuple[PoolFile, int, int]] = {}
     for copy in layer.copies:
-        for segment in segments_of(copy):
-            device = copy.buffer.device
-            assert device is not None
+        device = copy.buffer.device
+        if device is None:
+            raise ValueError(f"layer {layer.layer}, {copy.name!r}: host memory moves by no page-locked map")
+        for segment in planner.segments(copy):
             places.setdefault((copy.file.identity, segment), (copy.file, segment, device))
     return list(places.values())
 
@@ -324,16 +377,15 @@ def _key(place: tuple[PoolFile, int, int]) -> SegmentKey:
     return place[0].identity, place[1]
 
 
-def _check_whole(layers: Sequence[LayerCopies]) -> None:
-    """Check that every file reaches to the end of the last segment that is touched: a map does not tell."""
-    for layer in layers:
-        ends: dict[PoolFile, tuple[int, str]] = {}
-        for copy in layer.copies:
-            if len(copy.file_offsets):
-                end = (segments_of(copy)[-1] + 1) * copy.file.segment_bytes
-                ends[copy.file] = max(ends.get(copy.file, (0, "")), (end, copy.name))
-        for file, (end, name) in ends.items():
-            try:
-                file.require(end)
-            except MmkvError as error:
-                raise TransferError(f"layer {layer.layer}, {name!r}: {error}", layer=layer.layer, plane=name) from error
+def _check_whole(layer: LayerCopies, planner: Planner) -> None:
+    """Check that the files reach to the end of the last segments that are touched: a map does not tell."""
+    ends: dict[PoolFile, tuple[int, str]] = {}
+    for copy in layer.copies:
+        if segments := planner.segments(copy):
+            end = (segments[-1] + 1) * copy.file.segment_bytes
+            ends[copy.file] = max(ends.get(copy.file, (0, "")), (end, copy.name))
+    for file, (end, name) in ends.items():
+        try:
+            file.require(end)
+        except MmkvError as error:
+            raise TransferError(f"layer {layer.layer}, {name!r}: {error}", layer=layer.layer, plane=name) from error

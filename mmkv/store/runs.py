@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mmkv import device as cuda
 from mmkv.store.contract import Copy, LayerCopies
 
-__all__ = ["Batch", "DeviceRuns", "NotLockedError", "SegmentKey", "kernel_for", "plan", "segments_of", "submit"]
+__all__ = ["Batch", "DeviceRuns", "NotLockedError", "Planner", "SegmentKey", "kernel_for", "submit"]
 
 SegmentKey = tuple[tuple[int, int], int]
 
@@ -20,6 +20,7 @@ SegmentKey = tuple[tuple[int, int], int]
 _LONG_BYTES = 4 << 20
 # So few runs cost the copy engine no more than a kernel's start.
 _FEW_RUNS = 4
+_LISTED_RUNS = 16
 _BLOCKS, _THREADS = 16, 512
 
 # Every block takes an equal share of the pieces of the runs [low, high) of a table. The table has `runs` sources,
@@ -100,64 +101,138 @@ class DeviceRuns:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """The runs of some layers by layer and device, and a table of short runs for each device."""
+    """The runs of some layers, with their bytes, by device; and a table of short runs for each device."""
 
     layers: list[tuple[LayerCopies, int, dict[int, DeviceRuns]]]
     tables: dict[int, npt.NDArray[np.int64]]
 
 
-def segments_of(copy: Copy) -> list[int]:
-    """The segments of its file that a copy touches, in order."""
-    if len(copy.file_offsets) > 16:
-        return [int(segment) for segment in np.unique(copy.file_offsets // copy.file.segment_bytes)]
-    return sorted({offset // copy.file.segment_bytes for offset in copy.file_offsets.tolist()})
+class Planner:
+    """Finds every run's addresses and chooses who copies it.
 
+    Copies that share their arrays of offsets, as those of like layers do, cost some microseconds each, whatever the
+    number of their runs; the first of them some ten nanoseconds a run.
 
-def plan(layers: Sequence[LayerCopies], bases: Mapping[SegmentKey, int], *, to_device: bool, kernel: bool) -> Batch:
-    """Find every run's addresses and choose who copies it. Costs some microseconds a copy, nanoseconds a run.
-
-    `bases` says where page-locked segments are mapped, `kernel` whether a kernel may take short runs.
-
-    Raises
-    ------
-    NotLockedError
-        A run lies in a segment that `bases` lacks.
+    Parameters
+    ----------
+    bases : mapping of segment to int
+        Where page-locked segments are mapped.
+    to_device : bool
+        Whether bytes go from files to devices.
+    kernel : bool
+        Whether a kernel may take short runs.
     """
-    parts: dict[int, list[npt.NDArray[np.int64]]] = {}
-    rows: dict[int, int] = {}
-    planned = []
-    for layer in layers:
-        size, by_device = 0, {}
-        for device, copies in _by_device(layer).items():
-            runs = by_device[device] = DeviceRuns()
-            few: list[tuple[int, int, int]] = []
-            tables: list[npt.NDArray[np.int64]] = []
-            for copy in copies:
-                if len(copy.sizes) <= 16:
-                    size += _few_addresses(copy, bases, to_device, few)
-                else:
-                    table = _addresses(copy, bases, to_device)
-                    size += int(table[2].sum())
-                    tables.append(table)
-            short = [run for run in few if run[2] < _LONG_BYTES]
-            runs.long.extend(run for run in few if run[2] >= _LONG_BYTES)
-            for table in tables:
-                is_long = table[2] >= _LONG_BYTES
-                runs.long.extend(zip(*table[:, is_long].tolist(), strict=True))
-            tables = [table[:, table[2] < _LONG_BYTES] for table in tables]
-            count = len(short) + sum(table.shape[1] for table in tables)
-            if not kernel or count <= _FEW_RUNS:
-                runs.long.extend(short)
-                for table in tables:
-                    runs.long.extend(zip(*table.tolist(), strict=True))
-                continue
-            if short:
-                tables.append(np.array(short, dtype=np.int64).T)
-            parts.setdefault(device, []).extend(tables)
-            runs.low = rows.get(device, 0)
-            runs.high = rows[device] = runs.low + count
-        planned.append((layer, size, by_device))
-    return Batch(planned, {device: _table(tables) for device, tables in parts.items()})
+
+    def __init__(self, bases: Mapping[SegmentKey, int], *, to_device: bool, kernel: bool) -> None:
+        self._bases = bases
+        self._to_device = to_device
+        self._shapes: dict[tuple[int, int, int, int], _Shape] = {}
+        self.kernel = kernel
+
+    def segments(self, copy: Copy) -> list[int]:
+        """The segments of its file that a copy touches, in order."""
+        return self._shape(copy).segments
+
+    def plan(self, layers: Sequence[LayerCopies]) -> Batch:
+        """Plan the copies of some layers.
+
+        Raises
+        ------
+        NotLockedError
+            A run lies in a segment that is not page-locked.
+        """
+        parts: dict[int, list[_Rows]] = {}
+        rows: dict[int, int] = {}
+        planned = []
+        for layer in layers:
+            size, by_device = 0, {}
+            for device, copies in _by_device(layer).items():
+                runs = by_device[device] = DeviceRuns()
+                short: list[tuple[int, int, int]] = []
+                tables: list[_Rows] = []
+                for copy in copies:
+                    shape = self._shape(copy)
+                    size += shape.bytes
+                    self._place(copy, shape, runs.long, short, tables)
+                count = len(short) + sum(table.shape[1] for table in tables)
+                if not self.kernel or count <= _FEW_RUNS:
+                    runs.long.extend(short)
+                    for table in tables:
+                        runs.long.extend(zip(*table.tolist(), strict=True))
+                    continue
+                if short:
+                    tables.append(np.array(short, dtype=np.int64).T)
+                parts.setdefault(device, []).extend(tables)
+                runs.low = rows.get(device, 0)
+                runs.high = rows[device] = runs.low + count
+            planned.append((layer, size, by_device))
+        return Batch(planned, {device: _table(tables) for device, tables in parts.items()})
+
+    def _shape(self, copy: Copy) -> _Shape:
+        key = (id(copy.file_offsets), id(copy.buffer_offsets), id(copy.sizes), copy.file.segment_bytes)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = _shape_of(copy)
+        return shape
+
+    def _place(
+        self,
+        copy: Copy,
+        shape: _Shape,
+        long: list[tuple[int, int, int]],
+        short: list[tuple[int, int, int]],
+        tables: list[_Rows],
+    ) -> None:
+        """Add a copy's runs, as targets, sources and sizes, to the long ones, the short ones and the tables."""
+        identity, start = copy.file.identity, copy.buffer.address
+        try:
+            bases = [self._bases[identity, segment] for segment in shape.segments]
+        except KeyError:
+            raise NotLockedError from None
+        for runs, placed in ((shape.long, long), (shape.short, short)):
+            for position, inside, offset, size in runs:
+                in_file, in_buffer = bases[position] + inside, start + offset
+                placed.append((in_buffer, in_file, size) if self._to_device else (in_file, in_buffer, size))
+        if shape.many is not None:
+            positions, inside, offsets, sizes = shape.many
+            files, buffers = np.array(bases, np.int64)[positions] + inside, offsets + start
+            tables.append(np.stack((buffers, files, sizes) if self._to_device else (files, buffers, sizes)))
+
+
+_Rows = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class _Shape:
+    """Where the runs of a copy lie, apart from the addresses of its file's segments and of its buffer.
+
+    A run is a position in `segments`, an offset inside that segment, one in the buffer, and a size. Short runs are
+    listed one by one where they are few, and as four rows of an array where they are many.
+    """
+
+    segments: list[int]
+    bytes: int
+    long: list[tuple[int, int, int, int]]
+    short: list[tuple[int, int, int, int]]
+    many: _Rows | None = None
+
+
+def _shape_of(copy: Copy) -> _Shape:
+    in_segments, inside = np.divmod(copy.file_offsets, copy.file.segment_bytes)
+    segments, positions = np.unique(in_segments, return_inverse=True)
+    rows = np.stack((positions.reshape(-1), inside, copy.buffer_offsets, copy.sizes))
+    is_long = copy.sizes >= _LONG_BYTES
+    long, short = rows[:, is_long], rows[:, ~is_long]
+    shape = _Shape([int(segment) for segment in segments], copy.bytes, _tuples(long), [])
+    if short.shape[1] > _LISTED_RUNS:
+        shape.many = short
+    else:
+        shape.short = _tuples(short)
+    return shape
+
+
+def _tuples(rows: _Rows) -> list[tuple[int, int, int, int]]:
+    return [(position, inside, offset, size) for position, inside, offset, size in rows.T.tolist()]
 
 
 def _by_device(layer: LayerCopies) -> dict[int, list[Copy]]:
@@ -171,39 +246,7 @@ def _by_device(layer: LayerCopies) -> dict[int, list[Copy]]:
     return copies
 
 
-def _few_addresses(
-    copy: Copy, bases: Mapping[SegmentKey, int], to_device: bool, runs: list[tuple[int, int, int]]
-) -> int:
-    identity, segment_bytes, start = copy.file.identity, copy.file.segment_bytes, copy.buffer.address
-    total = 0
-    places = zip(copy.file_offsets.tolist(), copy.buffer_offsets.tolist(), copy.sizes.tolist(), strict=True)
-    for file_offset, buffer_offset, size in places:
-        segment, inside = divmod(file_offset, segment_bytes)
-        base = bases.get((identity, segment))
-        if base is None:
-            raise NotLockedError
-        pair = (start + buffer_offset, base + inside)
-        runs.append((*pair, size) if to_device else (*reversed(pair), size))
-        total += size
-    return total
-
-
-def _addresses(copy: Copy, bases: Mapping[SegmentKey, int], to_device: bool) -> npt.NDArray[np.int64]:
-    """Targets, sources and sizes of a copy's runs, one row each."""
-    segments = copy.file_offsets // copy.file.segment_bytes
-    first = int(segments.min())
-    known = np.array(
-        [bases.get((copy.file.identity, segment), 0) for segment in range(first, int(segments.max()) + 1)], np.int64
-    )
-    base = known[segments - first]
-    if not base.all():
-        raise NotLockedError
-    in_file = base + (copy.file_offsets - segments * copy.file.segment_bytes)
-    in_buffer = copy.buffer.address + copy.buffer_offsets
-    return np.stack((in_buffer, in_file, copy.sizes) if to_device else (in_file, in_buffer, copy.sizes))
-
-
-def _table(tables: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+def _table(tables: list[_Rows]) -> npt.NDArray[np.int64]:
     """The words of the kernel's table: sources, targets, sizes, and the pieces before each run and the end."""
     targets, sources, sizes = np.concatenate(tables, axis=1)
     before = np.zeros(len(sizes) + 1, dtype=np.int64)

@@ -10,7 +10,7 @@ from typing import Any
 from mmkv import device as cuda
 from mmkv.device import Event
 from mmkv.errors import MmkvError
-from mmkv.store.contract import LayerCopies, Progress, Store
+from mmkv.store.contract import Gate, LayerCopies, Progress, Store
 from mmkv.store.files import PoolFile
 from mmkv.store.lanes import Lanes, Piece, drain, read_batches, write_batches
 
@@ -39,9 +39,15 @@ class StagedStore(Store):
         self._idle: list[_Bounce] = []
         self._lock = threading.Lock()
 
-    def read(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
+    def read(
+        self,
+        layers: Sequence[LayerCopies],
+        progress: Progress,
+        after: Sequence[Event] = (),
+        gate: Gate | None = None,
+    ) -> None:
         """Copy from files into buffers; see `Store.read`."""
-        batches = read_batches(layers, _PIECE_BYTES)
+        batches = read_batches(layers, _PIECE_BYTES, gate)
         drain(self._lanes, layers, batches, self._read, progress, threads=self._threads, path=self.path, after=after)
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
