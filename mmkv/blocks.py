@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.geometry import Extent
+from mmkv.geometry import Extent, extent_blocks
 
 __all__ = ["BlockAllocator"]
 
@@ -94,11 +94,23 @@ class BlockAllocator:
         length = self.segment_length
         return [s for s in sorted(self.segments, reverse=True) if self._is_free(Extent(s * length, length))]
 
-    def allocate(self, count: int, after: int | None = None) -> tuple[Extent, ...] | None:
-        """Take `count` free numbers, each with one reference, in as few extents as can be.
+    def allocate(
+        self, count: int, behind: Sequence[Extent] = (), *, tail_apart: bool = False
+    ) -> tuple[Extent, ...] | None:
+        """Take `count` free numbers, each with one reference, in as few extents as can be, now and later.
 
-        The numbers that follow `after` come first, so that what grows stays in one extent; the rest comes from the
-        largest free runs.
+        The numbers that follow `behind` come first, so that what grows stays in one extent. A new extent goes where
+        there is room to grow by a quarter of what it continues.
+
+        Parameters
+        ----------
+        count : int
+            How many.
+        behind : sequence of Extent
+            What the new numbers continue.
+        tail_apart : bool
+            Whether the last number is soon replaced: it then lies out of the way, so that the place behind the others
+            is free when the next ones come.
 
         Returns
         -------
@@ -107,27 +119,47 @@ class BlockAllocator:
         """
         if count > self.free:
             return None
-        taken: list[Extent] = []
-        left = count
-        if after is not None and left and self._lengths.get(after + 1):
-            extent = Extent(after + 1, min(left, self._lengths[after + 1]))
-            taken.append(extent)
-            self._take_free(extent)
-            left -= extent.blocks
-        while left:
-            start = self._best_run(left)
-            extent = Extent(start, min(left, self._lengths[start]))
-            taken.append(extent)
-            self._take_free(extent)
-            left -= extent.blocks
+        body = count - 1 if tail_apart and count else count
+        taken = self._take_body(body, behind)
+        if body < count:
+            taken.append(self._take_tail())
         for first, length in taken:
             self._counts[first : first + length] = 1
         return tuple(taken)
 
-    def _best_run(self, count: int) -> int:
-        # A new run starts at the largest free run's start: worst fit leaves the most room behind it to grow into.
-        # Where none is long enough, the largest one takes the most.
-        return max(self._starts, key=self._lengths.__getitem__)
+    def _take_body(self, count: int, behind: Sequence[Extent]) -> list[Extent]:
+        taken: list[Extent] = []
+        room_to_grow = max(count, (extent_blocks(behind) + count) // 4)
+        next_number = behind[-1].first + behind[-1].blocks if behind else None
+        while count:
+            if next_number is not None and next_number in self._lengths:
+                extent = Extent(next_number, min(count, self._lengths[next_number]))
+            else:
+                extent = self._new_extent(count, room_to_grow)
+            next_number = None
+            self._take_free(extent)
+            taken.append(extent)
+            count -= extent.blocks
+        return taken
+
+    def _new_extent(self, count: int, room_to_grow: int) -> Extent:
+        # The smallest run with room behind the extent. Where there is none, the largest one, which takes the most.
+        roomy = [start for start in self._starts if self._lengths[start] >= count + room_to_grow]
+        if not roomy:
+            start = max(self._starts, key=self._lengths.__getitem__)
+            return Extent(start, min(count, self._lengths[start]))
+        start = min(roomy, key=self._lengths.__getitem__)
+        # Room for what lies before it, too, if there is enough for both.
+        spare = self._lengths[start] - count - room_to_grow
+        neighbour = start > 0 and self._counts[start - 1] > 0
+        return Extent(start + min(room_to_grow, spare) if neighbour else start, count)
+
+    def _take_tail(self) -> Extent:
+        # At the end of the smallest run, where it parts the least.
+        start = min(self._starts, key=self._lengths.__getitem__)
+        extent = Extent(start + self._lengths[start] - 1, 1)
+        self._take_free(extent)
+        return extent
 
     def hold(self, extents: Iterable[Extent]) -> None:
         """Add a reference to every number of `extents`, which may be free only while a catalog is loaded."""

@@ -31,11 +31,6 @@ class Delta:
         """How many blocks a version of `blocks` blocks needs anew."""
         return blocks - extent_blocks(self.kept)
 
-    @property
-    def after(self) -> int | None:
-        """The block that the new ones should follow."""
-        return self.kept[-1].first + self.kept[-1].blocks - 1 if self.kept else None
-
 
 def own_delta(
     extents: Sequence[Extent], former_tokens: int, common: int, tokens: int, block_tokens: int, *, append: bool

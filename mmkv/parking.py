@@ -85,7 +85,9 @@ class Park:
         try:
             new_record = geometry.layout.state_bytes > 0 and self.tokens not in {point.tokens for point in kept}
             blocks = self.delta.new_blocks(geometry.blocks_for(self.tokens))
-            self._new = room.reserve(f"{name!r}", blocks, int(new_record), self.delta.after)
+            # On a disk the next version replaces a last block that is not full.
+            replaced = self.tokens % geometry.block_tokens > 0 and not space.medium.in_ram
+            self._new = room.reserve(f"{name!r}", blocks, int(new_record), self.delta.kept, tail_apart=replaced)
             self.extents = merge_extents((*self.delta.kept, *self._new.extents))
             self.record = self._new.records[0].first if new_record else None
             self.checkpoints = _checkpoints(kept, common, self.tokens, self.record, older, boundary=boundary)

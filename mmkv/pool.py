@@ -466,7 +466,8 @@ class Pool:
                 return Match()
             self._ledger.lease(found.version)
             # A reader's ledger is another one after the owner's next change.
-            return Match(found.name, where, found.version, tokens, partial(self._release_lease, self._ledger), self)
+            release = partial(self._release_lease, self._ledger)
+            return Match(found.name, where, found.version, tokens, release, self._orphans.append, self)
 
     def __contains__(self, conversation: object) -> bool:
         with self._reading():
@@ -755,7 +756,7 @@ class Pool:
 
     def _release_orphans(self) -> None:
         while self._orphans:
-            self._release_lease(self._orphans.popleft())
+            self._release_lease(self._ledger, self._orphans.popleft())
 
     def _touch(self, name: str) -> None:
         with self._lock:

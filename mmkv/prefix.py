@@ -34,13 +34,23 @@ def as_token_ids(token_ids: Any) -> npt.NDArray[np.int64]:
         raise ValueError(f"token ids must be one-dimensional, not of the shape {ids.shape}")
     if ids.size == 0:
         return np.zeros(0, dtype=np.int64)
-    if ids.dtype.kind == "O" and all(type(value) is int for value in ids):
-        raise ValueError("token ids must fit into 64 bits, all signed or all unsigned")
+    if ids.dtype.kind in "fO" and not isinstance(token_ids, np.ndarray):
+        ids = _large_ids(ids, token_ids)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"token ids must be integers, not {ids.dtype.name}")
     if ids.dtype == np.uint64:
         return np.ascontiguousarray(ids).view(np.int64)
     return np.ascontiguousarray(ids, dtype=np.int64)
+
+
+def _large_ids(ids: npt.NDArray[Any], values: Any) -> npt.NDArray[Any]:
+    # Of a list with ids of 2**63 and more NumPy makes floating-point numbers or objects.
+    if not all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):
+        return ids
+    try:
+        return np.array([int(value) for value in values], dtype=np.uint64)
+    except OverflowError:
+        raise ValueError("token ids must fit into 64 bits, all signed or all unsigned") from None
 
 
 def chain_hashes(

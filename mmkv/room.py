@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from mmkv.catalog import Catalog
 from mmkv.errors import PoolFull
 from mmkv.eviction import choose_victims
+from mmkv.geometry import Extent
 from mmkv.ledger import Conversation, Ledger
 from mmkv.space import KINDS, Kind, Reservation, Space
 from mmkv.store.files import PoolFile
@@ -52,8 +53,12 @@ class Room:
         self._grown = grown
         self.evictions = 0
 
-    def reserve(self, what: str, blocks: int, records: int, after: int | None) -> Reservation:
+    def reserve(
+        self, what: str, blocks: int, records: int, behind: Sequence[Extent], *, tail_apart: bool
+    ) -> Reservation:
         """Take blocks and records, with as little growth and as few evictions as will do.
+
+        `behind` and `tail_apart` say where the blocks should lie; see `BlockAllocator.allocate`.
 
         Raises
         ------
@@ -64,7 +69,9 @@ class Room:
         while True:
             # What is made free is taken under the same lock: another park that came between would cost more evictions.
             with self._lock:
-                while (reservation := self._space.try_reserve(blocks, records, after)) is None:
+                while (
+                    reservation := self._space.try_reserve(blocks, records, behind, tail_apart=tail_apart)
+                ) is None:
                     if self._settle():
                         continue
                     kind = self._space.lacking(blocks, records)

@@ -168,11 +168,13 @@ class Space:
         for file, size in self._expected_sizes():
             file.require(size)
 
-    def try_reserve(self, blocks: int, records: int, after: int | None) -> Reservation | None:
-        """Take blocks and records that are free now, or nothing and return `None`."""
+    def try_reserve(
+        self, blocks: int, records: int, behind: Sequence[Extent], *, tail_apart: bool
+    ) -> Reservation | None:
+        """Take blocks and records that are free now, or nothing and return `None`; see `BlockAllocator.allocate`."""
         if blocks > self.blocks.free or records > self.records.free:
             return None
-        extents = self.blocks.allocate(blocks, after)
+        extents = self.blocks.allocate(blocks, behind, tail_apart=tail_apart)
         taken = self.records.allocate(records)
         assert extents is not None and taken is not None
         return Reservation(extents, tuple(Extent(first + i, 1) for first, count in taken for i in range(count)))

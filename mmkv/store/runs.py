@@ -218,6 +218,8 @@ class _Shape:
 
 
 def _shape_of(copy: Copy) -> _Shape:
+    if len(copy.sizes) <= _LISTED_RUNS:
+        return _shape_of_few(copy)
     in_segments, inside = np.divmod(copy.file_offsets, copy.file.segment_bytes)
     segments, positions = np.unique(in_segments, return_inverse=True)
     rows = np.stack((positions.reshape(-1), inside, copy.buffer_offsets, copy.sizes))
@@ -228,6 +230,19 @@ def _shape_of(copy: Copy) -> _Shape:
         shape.many = short
     else:
         shape.short = _tuples(short)
+    return shape
+
+
+def _shape_of_few(copy: Copy) -> _Shape:
+    """The same without NumPy, whose calls cost more than so few runs."""
+    runs = list(zip(copy.file_offsets.tolist(), copy.buffer_offsets.tolist(), copy.sizes.tolist(), strict=True))
+    segment_bytes = copy.file.segment_bytes
+    segments = sorted({offset // segment_bytes for offset, _, _ in runs})
+    shape = _Shape(segments, sum(size for _, _, size in runs), [], [])
+    for file_offset, buffer_offset, size in runs:
+        segment, inside = divmod(file_offset, segment_bytes)
+        listed = shape.long if size >= _LONG_BYTES else shape.short
+        listed.append((segments.index(segment), inside, buffer_offset, size))
     return shape
 
 

@@ -1,0 +1,5 @@
+"""`python -m mmkv_inspect`."""
+
+from mmkv_inspect.cli import main
+
+main()

@@ -1,0 +1,200 @@
+"""Reading a pool from outside: its description, one snapshot of its catalog, and who owns it.
+
+Nothing here takes a lock that the owner would wait for, and nothing is written. What is read may be damaged or made
+to harm: every number is checked against the allocated segments before anything is computed from it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmkv.catalog import Catalog, ConversationRow, VersionRow
+from mmkv.directory import Description, owner_pid, prepare, read_description
+from mmkv.errors import MmkvError, PoolCorrupt
+from mmkv.geometry import Extent, Geometry, extent_blocks
+from mmkv.info import ConversationInfo, PoolStats, conversation_infos, union_extents
+from mmkv_inspect.notes import Owner, capacity_of, owner_of, stats_of
+
+__all__ = ["PoolView", "check_directory", "read_pool"]
+
+_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+_MAX_ID = 512
+_MORE_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolView:
+    """A pool as it was at one moment.
+
+    Attributes
+    ----------
+    path : Path
+        The pool's directory.
+    description : Description
+        What `pool.json` says.
+    rows : list of ConversationRow
+        The conversations, the least recently used first, without their hashes.
+    block_segments, checkpoint_segments : list of int
+        The allocated segments of each kind.
+    capacity : int or None
+        The limit of the files' bytes, if the catalog tells it.
+    owner : Owner
+        Who owns the pool.
+    stats : PoolStats or None
+        What the owner said last of itself, if it makes sense.
+    requests : int
+        Requests that wait for the owner.
+    now : float
+        When all this was read, in seconds since the epoch.
+    """
+
+    path: Path
+    description: Description
+    rows: list[ConversationRow]
+    block_segments: list[int]
+    checkpoint_segments: list[int]
+    capacity: int | None
+    owner: Owner
+    stats: PoolStats | None
+    requests: int
+    now: float
+
+    def infos(self) -> list[ConversationInfo]:
+        """The figures of every conversation, in the order of `rows`."""
+        return conversation_infos(self.rows, self.description.geometry)
+
+    def versions(self) -> list[VersionRow]:
+        """Every version that the catalog keeps, those that wait for their successor to be synced too."""
+        both = ((row.version, row.fallback) for row in self.rows)
+        return [version for pair in both for version in pair if version is not None]
+
+
+def check_directory(path: Path) -> Description:
+    """The description of the pool at `path`.
+
+    Raises
+    ------
+    MmkvError
+        There is no pool, it is damaged or of a newer format, or others can write it.
+    """
+    if not path.exists():
+        raise MmkvError(f"{path} does not exist")
+    if not path.is_dir():
+        raise MmkvError(f"{path} is not a directory: a pool is a directory")
+    description = read_description(path)
+    try:
+        prepare(path, create=False)
+    except ValueError as error:
+        raise MmkvError(str(error)) from error
+    for suffix in _SQLITE_SUFFIXES:
+        file = path / (description.catalog_name + suffix)
+        if file.is_symlink():
+            raise PoolCorrupt(f"{file} is a symbolic link: a pool's files are plain files")
+        # SQLite would only say that it cannot open it.
+        if file.exists() and not os.access(file, os.R_OK):
+            raise MmkvError(f"{file} cannot be read: Permission denied")
+    return description
+
+
+def read_pool(path: Path) -> PoolView:
+    """Read a pool, also while its engine runs. Costs a pass over the catalog; the layer files are not opened.
+
+    Raises
+    ------
+    MmkvError
+        There is no pool, it may not be read, or what it says makes no sense.
+    """
+    description = check_directory(path)
+    catalog = _open_catalog(path / description.catalog_name)
+    try:
+        view = _read(path, description, catalog)
+        for _ in range(_MORE_ATTEMPTS):
+            # Versions and segments are read one after the other: the owner may have given a segment back in between.
+            if _damage(view) is None:
+                break
+            view = _read(path, description, catalog)
+    finally:
+        catalog.close()
+    damage = _damage(view)
+    if damage is not None:
+        raise PoolCorrupt(f"the catalog {catalog.path} is damaged: {damage}")
+    return view
+
+
+def _open_catalog(file: Path) -> Catalog:
+    try:
+        return Catalog(file, readonly=True)
+    except PoolCorrupt:
+        raise
+    except MmkvError as error:
+        log, index = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))
+        if log.exists() and not index.exists() and not os.access(file.parent, os.W_OK):
+            raise MmkvError(
+                f"{file} has a log that was not written back, and reading that makes {index.name} in a directory that "
+                "may not be written: copy the pool's directory to where it may"
+            ) from error
+        raise
+
+
+def _read(path: Path, description: Description, catalog: Catalog) -> PoolView:
+    if catalog.get_property("uuid", description.uuid) != description.uuid:
+        raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
+    pid = owner_pid(path)
+    rows = catalog.load(hashes=False)
+    return PoolView(
+        path=path,
+        description=description,
+        rows=rows,
+        block_segments=catalog.segments("blocks"),
+        checkpoint_segments=catalog.segments("checkpoints"),
+        capacity=capacity_of(catalog),
+        owner=owner_of(catalog, pid),
+        stats=stats_of(catalog),
+        requests=len(catalog.requests()),
+        now=time.time(),
+    )
+
+
+def _damage(view: PoolView) -> str | None:
+    """What cannot be in the blocks and checkpoints of some version, or `None`."""
+    geometry = view.description.geometry
+    blocks = _Numbers(view.block_segments, geometry.segment_blocks)
+    records = _Numbers(view.checkpoint_segments, geometry.segment_checkpoints)
+    for row in view.rows:
+        for version in (row.version, row.fallback):
+            problem = None if version is None else _version_damage(version, geometry, blocks, records)
+            if problem is not None:
+                return f"{row.name[:_MAX_ID]!r} lists {problem}"
+    return None
+
+
+def _version_damage(version: VersionRow, geometry: Geometry, blocks: _Numbers, records: _Numbers) -> str | None:
+    if extent_blocks(version.extents) != geometry.blocks_for(version.tokens):
+        return f"{extent_blocks(version.extents)} blocks for its {version.tokens} tokens"
+    if not blocks.hold_all(version.extents):
+        return "blocks outside the allocated segments"
+    if not records.hold_all([Extent(point.record, 1) for point in version.checkpoints]):
+        return "checkpoints outside the allocated segments"
+    if any(point.tokens > version.tokens for point in version.checkpoints):
+        return f"a checkpoint behind its {version.tokens} tokens"
+    return None
+
+
+class _Numbers:
+    """The numbers of allocated segments; asking costs the same whatever the numbers are."""
+
+    def __init__(self, segments: Iterable[int], length: int) -> None:
+        self._spans = union_extents([Extent(segment * length, length) for segment in segments] if length else [])
+        self._firsts = [span.first for span in self._spans]
+
+    def hold_all(self, extents: Sequence[Extent]) -> bool:
+        return all(self._holds(extent) for extent in extents)
+
+    def _holds(self, extent: Extent) -> bool:
+        at = bisect_right(self._firsts, extent.first) - 1
+        return at >= 0 and extent.first + extent.blocks <= self._spans[at].first + self._spans[at].blocks

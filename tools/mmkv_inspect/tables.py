@@ -1,0 +1,251 @@
+"""What people read: tables and lists of figures on the terminal, or at full width into a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from mmkv.catalog import ConversationRow, VersionRow
+from mmkv.geometry import Geometry
+from mmkv.info import ConversationInfo, PoolStats
+from mmkv.layout import Layer, Layout, Plane, State
+from mmkv_inspect.notes import Owner
+from mmkv_inspect.reading import PoolView
+from mmkv_inspect.text import age_text, size_text, time_text, visible
+from mmkv_inspect.usage import SpaceUse
+
+__all__ = ["print_conversation", "print_list", "print_stats"]
+
+_UNLIMITED = 1 << 20
+# Below this many columns the gaps of a wide table shrink.
+_ROOMY = 100
+
+_Justify = Literal["left", "right"]
+_LIST_COLUMNS: list[tuple[str, _Justify]] = [
+    ("ID", "left"), ("Namespace", "left"), ("Tokens", "right"), ("Size", "right"), ("Alone", "right"),
+    ("Extents", "right"), ("Ckpts", "right"), ("Age", "right"), ("Taken", "right"), ("Pinned", "left"),
+]  # fmt: skip
+_EXTENT_COLUMNS: list[tuple[str, _Justify]] = [
+    ("Extent", "right"), ("Blocks", "left"), ("Count", "right"), ("Tokens", "left"), ("Size", "right"),
+]  # fmt: skip
+_CHECKPOINT_COLUMNS: list[tuple[str, _Justify]] = [
+    ("Checkpoint at", "right"), ("Record", "right"), ("Prompt boundary", "left"), ("Size", "right"),
+]  # fmt: skip
+_LAYER_COLUMNS: list[tuple[str, _Justify]] = [
+    ("Layers", "left"), ("Planes", "left"), ("States", "left"), ("Bytes a token", "right"),
+]  # fmt: skip
+
+
+def _console(width: int | None = None) -> Console:
+    return Console(markup=False, highlight=False, emoji=False, width=width)
+
+
+def _print(text: str, style: str = "") -> None:
+    # Rich would fold it in a pipe, too.
+    console = _console(None if sys.stdout.isatty() else max(1, cell_len(text)))
+    console.print(Text(text, style=style))
+
+
+def _print_table(
+    columns: Sequence[tuple[str, _Justify]], rows: Sequence[Sequence[str]], gap: int | None = None
+) -> None:
+    """Print rows under titles, or without these where none is given; the cells never count as Rich's markup."""
+    console = _console()
+    if gap is None:
+        gap = 2 if not sys.stdout.isatty() or console.width >= _ROOMY else 1
+
+    def table() -> Table:
+        empty = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        empty.show_header = any(title for title, _ in columns)
+        for at, (title, justify) in enumerate(columns):
+            empty.add_column(title, justify=justify, overflow="fold", style="" if title or at else "bold")
+        return empty
+
+    # All lines of a column in one cell: a fourth of what a cell for each costs, and the same where no line is folded.
+    whole = table()
+    whole.add_row(*(Text("\n".join(cells)) for cells in zip(*rows, strict=True)))
+    width = Measurement.get(console, console.options.update(width=_UNLIMITED), whole).maximum
+    if not sys.stdout.isatty():
+        _console(width).print(whole)
+    elif width <= console.width:
+        console.print(whole)
+    else:
+        folded = table()
+        for row in rows:
+            folded.add_row(*(Text(cell) for cell in row))
+        console.print(folded)
+
+
+def _print_figures(figures: Sequence[tuple[str, str]]) -> None:
+    _print_table([("", "left"), ("", "left")], figures, gap=2)
+
+
+def _print_title(title: str) -> None:
+    _print("")
+    _print(title, "bold")
+
+
+def print_list(infos: Sequence[ConversationInfo], of: int, now: float) -> None:
+    """Print conversations, one a line, and their sum; `of` is how many the pool holds."""
+    if infos:
+        _print_table(_LIST_COLUMNS, [_list_row(info, now) for info in infos])
+    shown = f"{len(infos):,}" if len(infos) == of else f"{len(infos):,} of {of:,}"
+    plural = "" if of == 1 else "s"
+    _print(f"{shown} conversation{plural}, {sum(info.tokens for info in infos):,} tokens", "dim")
+
+
+def _list_row(info: ConversationInfo, now: float) -> tuple[str, ...]:
+    return (
+        visible(info.conversation), visible(info.namespace), f"{info.tokens:,}", size_text(info.bytes),
+        size_text(info.owned_bytes), f"{info.extents:,}", f"{len(info.checkpoints):,}", age_text(now - info.parked),
+        "never" if info.taken is None else age_text(now - info.taken), "yes" if info.pinned else "",
+    )  # fmt: skip
+
+
+def print_conversation(row: ConversationRow, info: ConversationInfo, geometry: Geometry, now: float) -> None:
+    """Print all that the catalog knows of one conversation."""
+    _print_figures(
+        [
+            ("ID", visible(info.conversation)),
+            ("Namespace", visible(info.namespace) or "(none)"),
+            ("Tokens", f"{info.tokens:,}"),
+            ("Size", size_text(info.bytes)),
+            ("Owned alone", f"{size_text(info.owned_bytes)} (what dropping it would free)"),
+            ("First parked", time_text(info.created, now)),
+            ("Last parked", time_text(info.parked, now)),
+            ("Last taken", "never" if info.taken is None else time_text(info.taken, now)),
+            ("Pinned", "yes" if info.pinned else "no"),
+            ("Synced", "yes" if info.synced else "not yet: a power cut could lose this version"),
+        ]
+    )
+    _print_version("Newest version", row.version, geometry)
+    if row.fallback is not None:
+        _print_version("Kept until the newest version is synced", row.fallback, geometry)
+
+
+def _print_version(title: str, version: VersionRow, geometry: Geometry) -> None:
+    blocks = sum(extent.blocks for extent in version.extents)
+    _print_title(f"{title}: number {version.id}, {version.tokens:,} tokens in {blocks:,} blocks")
+    rows, token = [], 0
+    for ordinal, (first, count) in enumerate(version.extents):
+        end = min(version.tokens, token + count * geometry.block_tokens)
+        size = size_text(count * geometry.block_bytes)
+        rows.append((f"{ordinal}", f"{first} to {first + count - 1}", f"{count:,}", f"{token:,} to {end - 1:,}", size))
+        token = end
+    _print_table(_EXTENT_COLUMNS, rows)
+    if version.checkpoints:
+        _print("")
+        size = size_text(geometry.checkpoint_bytes)
+        points = [(f"{p.tokens:,}", f"{p.record}", "yes" if p.boundary else "", size) for p in version.checkpoints]
+        _print_table(_CHECKPOINT_COLUMNS, points)
+
+
+def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
+    """Print the pool in figures."""
+    geometry, layout = view.description.geometry, view.description.layout
+    pinned = sum(row.pinned for row in view.rows)
+    tokens = sum(row.version.tokens for row in view.rows)
+    capacity = "unknown" if view.capacity is None else size_text(view.capacity)
+    share = "" if not view.capacity else f" ({use.used / view.capacity:.1%} of the capacity)"
+    _print_figures(
+        [
+            ("Pool", visible(str(view.path))),
+            ("UUID", view.description.uuid),
+            ("Owner", _owner_text(view.owner, view.now)),
+            ("Requests waiting", f"{view.requests:,}"),
+            ("Conversations", f"{len(view.rows):,}, {pinned:,} of them pinned; {tokens:,} tokens"),
+            ("Capacity", capacity),
+            ("Allocated", f"{size_text(use.allocated)} in {_segments_text(view)}"),
+            ("Used", size_text(use.used) + share),
+            ("Free", "unknown" if use.free is None else size_text(use.free)),
+            ("Fragmentation", _fragmentation_text(use)),
+            ("Path", _path_text(view.owner, view.stats)),
+            ("Model", visible(layout.model)),
+            ("Fingerprint", layout.fingerprint),
+            ("Bytes a token", f"{layout.token_bytes:,} over {len(layout.layers):,} layers"),
+            ("Bytes a checkpoint", f"{layout.state_bytes:,}" if layout.state_bytes else "no layer has a state"),
+            ("Block", f"{geometry.block_tokens:,} tokens, {size_text(geometry.block_bytes)}"),
+        ]
+    )
+    _print_title("Layers")
+    _print_layers(layout)
+    if view.stats is not None:
+        _print_title("Since the pool was opened" if view.owner.alive else "When the pool was last open")
+        _print_figures(_counters(view.stats))
+    if problems:
+        _print_title("Problems")
+        for problem in problems:
+            _print(visible(problem), "red")
+
+
+def _fragmentation_text(use: SpaceUse) -> str:
+    runs = "1 free run" if use.free_runs == 1 else f"{use.free_runs:,} free runs"
+    return f"{use.fragmentation:.1%}: {runs} in the allocated segments, the longest {size_text(use.largest_free_run)}"
+
+
+def _owner_text(owner: Owner, now: float) -> str:
+    if owner.pid is None:
+        return "a process that has not told its number yet" if owner.alive else "none"
+    text = f"process {owner.pid}"
+    if owner.host is not None:
+        text += f" on {visible(owner.host)}"
+    if owner.started is not None:
+        text += f", since {time_text(owner.started, now)}"
+    return text if owner.alive else f"none; it was {text}"
+
+
+def _path_text(owner: Owner, stats: PoolStats | None) -> str:
+    moved = [f"{size_text(size)} by {visible(path)}" for path, size in stats.moved.items()] if stats else []
+    device = stats.path if stats else owner.path
+    texts = [", ".join(moved) or "nothing moved yet"]
+    return "; ".join([*texts, f"device arrays go by {visible(device)}"] if device else texts)
+
+
+def _segments_text(view: PoolView) -> str:
+    geometry = view.description.geometry
+    text = f"{len(view.block_segments):,} segments of {size_text(geometry.segment_bytes)}"
+    if geometry.state_segment_bytes:
+        text += f" and {len(view.checkpoint_segments):,} of {size_text(geometry.state_segment_bytes)} for checkpoints"
+    return text
+
+
+def _print_layers(layout: Layout) -> None:
+    rows, start = [], 0
+    while start < len(layout.layers):
+        layer, end = layout.layers[start], start + 1
+        while end < len(layout.layers) and _same(layout.layers[end], layer):
+            end += 1
+        name = f"{start}" if end == start + 1 else f"{start} to {end - 1}"
+        rows.append((name, _arrays_text(layer.planes), _arrays_text(layer.state), f"{layer.token_bytes:,}"))
+        start = end
+    _print_table(_LAYER_COLUMNS, rows)
+
+
+def _same(one: Layer, other: Layer) -> bool:
+    return one is other or (list(one.planes.items()), list(one.state.items())) == (
+        list(other.planes.items()),
+        list(other.state.items()),
+    )
+
+
+def _arrays_text(arrays: Mapping[str, Plane | State]) -> str:
+    return ", ".join(f"{visible(name)} {array.dtype}{list(array.shape)}" for name, array in arrays.items()) or "-"
+
+
+def _counters(stats: PoolStats) -> list[tuple[str, str]]:
+    return [
+        ("Parks", f"{stats.parks:,}, {size_text(stats.bytes_parked)}"),
+        ("Takes", f"{stats.takes:,}, {size_text(stats.bytes_taken)}"),
+        ("Matches", f"{stats.hits:,} hits, {stats.misses:,} misses"),
+        ("Dropped to make room", f"{stats.evictions:,}"),
+        ("Failed transfers", f"{stats.failures:,}"),
+        ("Under way", f"{stats.transfers:,} transfers, {stats.leases:,} leases"),
+        ("Quarantined", size_text(stats.quarantined)),
+    ]
