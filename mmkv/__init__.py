@@ -16,6 +16,7 @@ from mmkv.errors import (
 from mmkv.info import ConversationInfo, PoolStats
 from mmkv.layout import Layer, Layout, Plane, State
 from mmkv.match import Match
+from mmkv.paged import PagedSlot
 from mmkv.pool import Pool
 from mmkv.slot import Slot
 from mmkv.transfer import Receipt, Transfer
@@ -29,6 +30,7 @@ __all__ = [
     "LayoutMismatch",
     "Match",
     "MmkvError",
+    "PagedSlot",
     "Plane",
     "Pool",
     "PoolClosed",

@@ -6,14 +6,14 @@ from typing import Any
 
 from mmkv import device as cuda
 from mmkv.buffer import Buffer, allocate_host, buffer_of
-from mmkv.slot import Slot
+from mmkv.memory import SlotMemory
 
 __all__ = ["states_aside"]
 
 
-def states_aside(slot: Slot, stream: Any) -> tuple[dict[str, Buffer], ...]:
+def states_aside(memory: SlotMemory, stream: Any) -> tuple[dict[str, Buffer], ...]:
     """The states of every layer, copied: on the host at once, on a device in the order of the producer's stream."""
-    return tuple({name: _copied(buffer, stream) for name, buffer in layer.items()} for layer in slot.states)
+    return tuple({name: _copied(buffer, stream) for name, buffer in layer.items()} for layer in memory.states)
 
 
 def _copied(buffer: Buffer, stream: Any) -> Buffer:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmkv.layout import Layer, Layout
+from mmkv.sizes import round_up
 
 __all__ = ["ID_BYTES", "Extent", "Geometry", "TokenRuns", "choose_geometry", "extent_blocks"]
 
@@ -42,10 +43,6 @@ class Extent(NamedTuple):
 def extent_blocks(extents: Sequence[Extent]) -> int:
     """How many blocks the extents hold."""
     return sum(extent.blocks for extent in extents)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +99,7 @@ class Geometry:
             start, layer_regions = 0, {}
             for name, plane in layer.planes.items():
                 layer_regions[name] = (start, plane.token_bytes)
-                start += _round_up(self.segment_blocks * self.block_tokens * plane.token_bytes, self.alignment)
+                start += round_up(self.segment_blocks * self.block_tokens * plane.token_bytes, self.alignment)
             regions.append(layer_regions)
         return tuple(regions)
 
@@ -111,7 +108,7 @@ class Geometry:
         """Bytes of a segment in each layer's file."""
         rows = self.segment_blocks * self.block_tokens
         return tuple(
-            sum(_round_up(rows * plane.token_bytes, self.alignment) for plane in layer.planes.values())
+            sum(round_up(rows * plane.token_bytes, self.alignment) for plane in layer.planes.values())
             for layer in self.layout.layers
         )
 
@@ -129,7 +126,7 @@ class Geometry:
             start, layer_offsets = 0, {}
             for name, state in layer.state.items():
                 layer_offsets[name] = start
-                start += _round_up(state.bytes, 64)
+                start += round_up(state.bytes, 64)
             offsets.append(layer_offsets)
         return tuple(offsets)
 
@@ -137,7 +134,7 @@ class Geometry:
     def layer_record_bytes(self) -> tuple[int, ...]:
         """Bytes of one checkpoint's record in each layer's state file."""
         return tuple(
-            _round_up(sum(_round_up(state.bytes, 64) for state in layer.state.values()), _UNIT)
+            round_up(sum(round_up(state.bytes, 64) for state in layer.state.values()), _UNIT)
             for layer in self.layout.layers
         )
 
@@ -272,6 +269,11 @@ def choose_geometry(layout: Layout, capacity: int) -> Geometry:
         The capacity holds not even one block and one checkpoint.
     """
     tokens = block_tokens(layout)
+    if tokens % layout.granule:
+        raise ValueError(
+            f"opaque_page_tokens is {layout.granule}, but a block of this layout has {tokens} tokens: whole pages must "
+            "fill a block"
+        )
     block = Geometry(layout, tokens, 1, 1, _UNIT)
     has_states = layout.state_bytes > 0
     smallest = block.block_bytes + (block.checkpoint_bytes if has_states else 0)

@@ -14,6 +14,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from mmkv.sizes import as_count
+
 __all__ = ["Layer", "Layout", "Plane", "State", "dtype_bytes"]
 
 # Types that models store and NumPy has no name for: bytes of one element.
@@ -201,6 +203,9 @@ class Layout:
         The layers, first to last.
     model : str
         Any string that must match for the bytes to be reusable: name, revision, quantisation, adapters.
+    opaque_page_tokens : int, optional
+        Tokens of a page, where only the engine knows the order of a page's bytes: whole pages move then, and a prefix
+        ends at a page. See `PagedSlot`.
 
     Examples
     --------
@@ -211,8 +216,9 @@ class Layout:
 
     layers: tuple[Layer, ...]
     model: str
+    opaque_page_tokens: int | None
 
-    def __init__(self, layers: Sequence[Layer], model: str) -> None:
+    def __init__(self, layers: Sequence[Layer], model: str, opaque_page_tokens: int | None = None) -> None:
         for layer in layers:
             if not isinstance(layer, Layer):
                 raise TypeError(f"layers must be a sequence of Layer, not of {layer!r}")
@@ -222,6 +228,8 @@ class Layout:
             raise ValueError(f"a layout has 1 to {_MAX_LAYERS} layers, not {len(layers)}")
         object.__setattr__(self, "layers", tuple(layers))
         object.__setattr__(self, "model", model)
+        pages = None if opaque_page_tokens is None else as_count(opaque_page_tokens, "opaque_page_tokens", least=1)
+        object.__setattr__(self, "opaque_page_tokens", pages)
         if self.token_bytes == 0 and self.state_bytes == 0:
             raise ValueError("a layout needs a plane or a state in one layer at least")
 
@@ -235,6 +243,11 @@ class Layout:
         """Bytes of one checkpoint: the states of all layers."""
         return sum(layer.state_bytes for layer in self.layers)
 
+    @property
+    def granule(self) -> int:
+        """The tokens that move together: those of an opaque page, else one."""
+        return self.opaque_page_tokens or 1
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the layout's canonical JSON, in hexadecimal: equal for equal layouts, on every machine."""
@@ -243,7 +256,8 @@ class Layout:
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain JSON values, the order of planes and states kept."""
-        return {
+        pages = {} if self.opaque_page_tokens is None else {"opaque_page_tokens": self.opaque_page_tokens}
+        return pages | {
             "model": self.model,
             "layers": [
                 {
@@ -271,6 +285,6 @@ class Layout:
                 )
                 for layer in value["layers"]
             ]
-            return cls(layers, value["model"])
+            return cls(layers, value["model"], value.get("opaque_page_tokens"))
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a layout: {type(error).__name__}: {error}") from error

@@ -94,7 +94,7 @@ def longest_prefix(
     ids: npt.NDArray[np.int64],
     namespace: str,
     *,
-    at_checkpoints: bool,
+    usable: Callable[[Version, int], int] | None = None,
     hashes: npt.NDArray[np.uint64] | None = None,
     other_than: str | None = None,
     least: int = 0,
@@ -106,8 +106,8 @@ def longest_prefix(
 
     Parameters
     ----------
-    at_checkpoints : bool
-        Whether a prefix counts only up to its last checkpoint.
+    usable : callable, optional
+        How many of the tokens that a version has in common count.
     hashes : ndarray of uint64, optional
         The chain hashes of `ids`, if they are known.
     other_than : str, optional
@@ -135,10 +135,8 @@ def longest_prefix(
             if candidate.version.tokens <= most:
                 continue
             common = comparer.common_prefix(candidate.version)
-            if at_checkpoints:
-                common = max(
-                    (point.tokens for point in candidate.version.row.checkpoints if point.tokens <= common), default=0
-                )
+            if usable is not None:
+                common = usable(candidate.version, common)
             if common > most or (common == most and best is not None and candidate.used > best.used):
                 best, most = candidate, common
     return (None, 0) if best is None else (best, most)

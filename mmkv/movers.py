@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmkv.medium import Medium
-from mmkv.slot import Slot
+from mmkv.memory import SlotMemory
 from mmkv.store import PosixStore, Store, open_device_store
 from mmkv.store.contract import Gate, LayerCopies
 from mmkv.store.files import PoolFile
@@ -51,23 +51,23 @@ class Movers:
         self._host: Store = PosixStore(threads)
         self._device: Store | None = None
 
-    def parts(self, slot: Slot) -> int:
-        """How many stores a transfer of this slot takes."""
-        return len({slot.layer_devices[layer] is None for layer in _placed_layers(slot)} or {True})
+    def parts(self, memory: SlotMemory) -> int:
+        """How many stores a transfer of these arrays takes."""
+        return len({memory.layer_devices[layer] is None for layer in _placed_layers(memory)} or {True})
 
     def start(
         self,
         direction: Literal["read", "write"],
-        slot: Slot,
+        memory: SlotMemory,
         layers: Sequence[LayerCopies],
         transfer: Transfer,
         after: Sequence[Any],
         gate: Gate | None = None,
     ) -> None:
         """Begin to move `layers`; `transfer` hears `released` once for each of its parts."""
-        on_host = [layer for layer in layers if slot.layer_devices[layer.layer] is None]
-        on_device = [layer for layer in layers if slot.layer_devices[layer.layer] is not None]
-        if on_device and not any(slot.planes[layer.layer] or slot.states[layer.layer] for layer in on_host):
+        on_host = [layer for layer in layers if memory.layer_devices[layer.layer] is None]
+        on_device = [layer for layer in layers if memory.layer_devices[layer.layer] is not None]
+        if on_device and not any(memory.planes[layer.layer] or memory.states[layer.layer] for layer in on_host):
             # Layers without arrays go with the others.
             on_host, on_device = [], list(layers)
         jobs: list[tuple[Callable[[], Store], list[LayerCopies]]] = [
@@ -126,5 +126,5 @@ class Movers:
             self._device.close()
 
 
-def _placed_layers(slot: Slot) -> list[int]:
-    return [layer for layer in range(len(slot.planes)) if slot.planes[layer] or slot.states[layer]]
+def _placed_layers(memory: SlotMemory) -> list[int]:
+    return [layer for layer in range(len(memory.planes)) if memory.planes[layer] or memory.states[layer]]

@@ -17,6 +17,7 @@ from mmkv.ledger import Conversation, Ledger, Version
 from mmkv.match import longest_prefix
 from mmkv.prefix import chain_hashes
 from mmkv.room import Room
+from mmkv.sizes import round_up
 from mmkv.space import Reservation, Space
 
 __all__ = ["Park"]
@@ -71,6 +72,7 @@ class Park:
         self._revoked = False
         self._committed = False
         self.tokens = len(ids)
+        self.stop = round_up(len(ids), space.geometry.layout.granule)
         geometry = space.geometry
         with lock:
             space.require_whole()
@@ -125,7 +127,7 @@ class Park:
         # Only whole blocks are shared: less than one more than there is already is of no use.
         least = (own.start // block_tokens + 1) * block_tokens - 1
         other, shared = longest_prefix(
-            self._ledger, self._space, ids, self._namespace, hashes=self._hashes, at_checkpoints=False,
+            self._ledger, self._space, ids, self._namespace, hashes=self._hashes,
             other_than=self._name, least=least,
         )  # fmt: skip
         return own if other is None else with_shared(own, other.version.extents, shared, block_tokens), common
@@ -133,9 +135,11 @@ class Park:
     def _may_append(self, former: Conversation) -> bool:
         """Whether rows may go behind the former version's last one, in a block that nobody else sees.
 
-        On a disk never: a direct write would rewrite a page of the former version.
+        Never behind a part of an opaque page, whose bytes it would change. On a disk never: a direct write would rewrite a page of the former version.
         """
         version = former.version
+        if version.tokens % self._space.geometry.layout.granule:
+            return False
         last = version.extents[-1].first + version.extents[-1].blocks - 1
         return (
             self._space.medium.in_ram

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mmkv.buffer import Buffer
 from mmkv.geometry import Extent
+from mmkv.paged import PagedSlot
 from mmkv.slot import Slot
 from mmkv.space import Space
 from mmkv.store.contract import Copy, LayerCopies
@@ -21,7 +22,7 @@ _Runs: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArr
 
 def layer_copies(
     space: Space,
-    slot: Slot,
+    slot: Slot | PagedSlot,
     extents: Sequence[Extent],
     start: int,
     stop: int,
@@ -35,7 +36,7 @@ def layer_copies(
     ----------
     space : Space
         The pool's files.
-    slot : Slot
+    slot : Slot or PagedSlot
         The arrays.
     extents : sequence of Extent
         Where the version lies.
@@ -47,11 +48,11 @@ def layer_copies(
         The checkpoint's record; without one, states do not move.
     """
     geometry = space.geometry
-    runs = geometry.token_runs(extents, start, stop)
+    runs, rows = slot.place(geometry.token_runs(extents, start, stop))
     # Most models have many layers alike, whose runs are the same.
     plane_runs: dict[tuple[int, str], _Runs] = {}
     layers = []
-    for layer, planes in enumerate(slot.planes):
+    for layer, planes in enumerate(slot.memory.planes):
         copies = []
         file = space.planes[layer]
         if file is not None and len(runs.tokens):
@@ -60,7 +61,7 @@ def layer_copies(
                 found = plane_runs.get((like, name))
                 if found is None:
                     found = plane_runs[like, name] = (
-                        geometry.plane_offsets(runs, layer, name), runs.token * token_bytes, runs.tokens * token_bytes
+                        geometry.plane_offsets(runs, layer, name), rows * token_bytes, runs.tokens * token_bytes
                     )  # fmt: skip
                 copies.append(Copy(name, file, planes[name], *found))
         state_file = space.states[layer]

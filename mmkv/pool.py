@@ -29,11 +29,12 @@ from mmkv.match import Match, longest_prefix
 from mmkv.medium import boot_id
 from mmkv.movers import Movers
 from mmkv.opening import Opened, load_ledger, open_owner, open_reader, stored_capacity
+from mmkv.paged import PagedSlot
 from mmkv.parking import Park
 from mmkv.plan import layer_copies
 from mmkv.prefix import as_token_ids
 from mmkv.room import Room
-from mmkv.sizes import as_count, parse_bytes
+from mmkv.sizes import as_count, parse_bytes, round_up
 from mmkv.slot import Slot
 from mmkv.store.contract import Gate, LayerCopies
 from mmkv.swapping import Handover
@@ -167,7 +168,7 @@ class Pool:
     def park(
         self,
         conversation: str,
-        slot: Slot,
+        slot: Slot | PagedSlot,
         token_ids: Any,
         *,
         namespace: str = "",
@@ -185,7 +186,7 @@ class Pool:
         ----------
         conversation : str
             Its id: 1 to 512 characters.
-        slot : Slot
+        slot : Slot or PagedSlot
             The arrays; rows `[0, len(token_ids))` are the conversation.
         token_ids : array_like of int
             64-bit integers, all signed or all unsigned.
@@ -223,7 +224,7 @@ class Pool:
     def _prepare_park(
         self,
         conversation: str,
-        slot: Slot,
+        slot: Slot | PagedSlot,
         token_ids: Any,
         *,
         namespace: str,
@@ -241,9 +242,9 @@ class Pool:
         ids = as_token_ids(token_ids)
         if not len(ids):
             raise ValueError("a conversation has one token at least: token_ids is empty")
-        slot.require_room(len(ids))
-        states = states_aside(slot, stream)
-        after = cuda.producer_events(slot.devices, stream)
+        _require_room(slot, len(ids))
+        states = states_aside(slot.memory, stream)
+        after = cuda.producer_events(slot.memory.devices, stream)
         self._traffic.enter_park(name, self._require_owner)
         park: Park | None = None
         try:
@@ -252,7 +253,7 @@ class Pool:
                 older=self._older_checkpoints, name=name, namespace=where, ids=ids, share=share, durable=durable,
                 boundary=boundary,
             )  # fmt: skip
-            start, stop = park.delta.start, park.tokens
+            start, stop = park.delta.start, park.stop
             copies = layer_copies(self._space, slot, park.extents, start, stop, states=states, record=park.record)
             transfer = self._park_transfer(name, park, slot, handover)
             self._traffic.enter(transfer, park.held_bytes, self._require_owner)
@@ -264,7 +265,7 @@ class Pool:
         self._traffic.begin_park(name, Parking(park, transfer))
         return transfer, lambda: self._start("write", slot, copies, transfer, after)
 
-    def _park_transfer(self, name: str, park: Park, slot: Slot, handover: Handover | None) -> Transfer:
+    def _park_transfer(self, name: str, park: Park, slot: Slot | PagedSlot, handover: Handover | None) -> Transfer:
         def release(transfer: Transfer) -> None:
             if handover is not None:
                 handover.park_ended(transfer)
@@ -274,7 +275,7 @@ class Pool:
         transfer = Transfer(
             f"park of {name!r}",
             len(self.layout.layers),
-            parts=self._movers.parts(slot),
+            parts=self._movers.parts(slot.memory),
             deadline=self._deadline,
             finish=park.commit,
             release=release,
@@ -285,15 +286,15 @@ class Pool:
             handover.leave(transfer, lambda layers: self._put_back(name, park, slot, layers))
         return transfer
 
-    def _put_back(self, name: str, park: Park, slot: Slot, layers: Sequence[int]) -> None:
+    def _put_back(self, name: str, park: Park, slot: Slot | PagedSlot, layers: Sequence[int]) -> None:
         """Copy layers of a park that was not committed back into its slot, and wait for it."""
         copies = layer_copies(
-            self._space, slot, park.extents, 0, park.tokens, states=slot.states, record=park.newest_record
+            self._space, slot, park.extents, 0, park.stop, states=slot.memory.states, record=park.newest_record
         )
         transfer = Transfer(
             f"return of {name!r}",
             len(self.layout.layers),
-            parts=self._movers.parts(slot),
+            parts=self._movers.parts(slot.memory),
             deadline=None,
             finish=lambda: None,
             release=lambda _: None,
@@ -304,7 +305,7 @@ class Pool:
     def _start(
         self,
         direction: Literal["read", "write"],
-        slot: Slot,
+        slot: Slot | PagedSlot,
         copies: Sequence[LayerCopies],
         transfer: Transfer,
         after: Sequence[Any],
@@ -312,15 +313,15 @@ class Pool:
     ) -> None:
         transfer.begin()
         if any(layer.copies for layer in copies):
-            self._movers.start(direction, slot, copies, transfer, after, gate)
+            self._movers.start(direction, slot.memory, copies, transfer, after, gate)
             return
-        for _ in range(self._movers.parts(slot)):
+        for _ in range(self._movers.parts(slot.memory)):
             transfer.released()
 
     # Taking
 
     def take(
-        self, source: Match | str, slot: Slot, *, tokens: int | None = None, have: int = 0, stream: Any = None
+        self, source: Match | str, slot: Slot | PagedSlot, *, tokens: int | None = None, have: int = 0, stream: Any = None
     ) -> Transfer:
         """Copy a conversation, or a prefix of it, from the pool into a slot, layer by layer.
 
@@ -328,7 +329,7 @@ class Pool:
         ----------
         source : Match or str
             A match, whose version is taken, or a conversation, whose newest version is.
-        slot : Slot
+        slot : Slot or PagedSlot
             The arrays; rows `[have, tokens)` and the states are written, nothing else.
         tokens : int, optional
             How many leading tokens; by default the match's, or all. Where the layout has states, it must be a
@@ -350,21 +351,22 @@ class Pool:
         return transfer
 
     def _prepare_take(
-        self, source: Match | str, slot: Slot, tokens: int | None, have: int, stream: Any, *, parts: int = 0
+        self, source: Match | str, slot: Slot | PagedSlot, tokens: int | None, have: int, stream: Any, *, parts: int = 0
     ) -> tuple[Transfer, Callable[[Gate | None], None]]:
         """A take with its version leased, and the function that begins it; `parts` more must release it."""
         self._require_owner()
         self._require_slot(slot)
-        slot.require_writable()
+        slot.memory.require_writable()
         with self._lock:
             name, _, version, default = self._resolve(source)
             if version is None:
                 return self._empty_take(parts)
             count = self._prefix_tokens(name, version, default, tokens)
             have = as_count(have, "have", least=0)
+            self._require_page_end(have, count, version, name)
             if have > count:
                 raise ValueError(f"have is {have}, more than the {count} tokens that are taken")
-            slot.require_room(count)
+            _require_room(slot, count)
             self._ledger.lease(version)
 
         def release(transfer: Transfer) -> None:
@@ -372,14 +374,15 @@ class Pool:
             self._ended(transfer, "take")
 
         try:
-            after = cuda.producer_events(slot.devices, stream)
+            after = cuda.producer_events(slot.memory.devices, stream)
             self._space.require_whole()
             record = next((point.record for point in version.row.checkpoints if point.tokens == count), None)
-            copies = layer_copies(self._space, slot, version.extents, have, count, states=slot.states, record=record)
+            stop = have if have == count else round_up(count, self.layout.granule)
+            copies = layer_copies(self._space, slot, version.extents, have, stop, states=slot.memory.states, record=record)
             transfer = Transfer(
                 f"take of {name!r}",
                 len(self.layout.layers),
-                parts=self._movers.parts(slot) + parts,
+                parts=self._movers.parts(slot.memory) + parts,
                 deadline=self._deadline,
                 finish=lambda: self._touch(name),
                 release=release,
@@ -402,7 +405,7 @@ class Pool:
 
     def swap(
         self,
-        slot: Slot,
+        slot: Slot | PagedSlot,
         *,
         leaving: str,
         leaving_ids: Any,
@@ -459,7 +462,7 @@ class Pool:
         where = _text(namespace, "namespace", least=0)
         with self._reading():
             found, tokens = longest_prefix(
-                self._ledger, self._space, ids, where, at_checkpoints=self.layout.state_bytes > 0
+                self._ledger, self._space, ids, where, usable=self._usable_tokens
             )
             self._matches["hits" if found else "misses"] += 1
             if found is None:
@@ -713,9 +716,9 @@ class Pool:
                 self._space.capacity = stored_capacity(self._catalog)
             self._seen_changes = changes
 
-    def _require_slot(self, slot: Slot) -> None:
-        if not isinstance(slot, Slot):
-            raise TypeError(f"slot must be a Slot, not {type(slot).__name__}")
+    def _require_slot(self, slot: Slot | PagedSlot) -> None:
+        if not isinstance(slot, Slot | PagedSlot):
+            raise TypeError(f"slot must be a Slot or a PagedSlot, not {type(slot).__name__}")
         if slot.layout is not self.layout and slot.layout.fingerprint != self.layout.fingerprint:
             raise LayoutMismatch(
                 f"the slot's layout (model {slot.layout.model!r}) is not that of the pool at {self.path} "
@@ -738,6 +741,12 @@ class Pool:
         found = self._find(source)
         return found.name, found.namespace, found.version, found.version.tokens
 
+    def _usable_tokens(self, version: Version, common: int) -> int:
+        """How many of some leading tokens can be taken: up to a checkpoint, or to the end of an opaque page."""
+        if self.layout.state_bytes:
+            return max((point.tokens for point in version.row.checkpoints if point.tokens <= common), default=0)
+        return common if common == version.tokens else common // self.layout.granule * self.layout.granule
+
     def _prefix_tokens(self, name: str, version: Version, default: int, tokens: int | None) -> int:
         count = default if tokens is None else as_count(tokens, "tokens", least=1)
         if count > version.tokens:
@@ -749,6 +758,15 @@ class Pool:
             nearest = " and ".join(str(point) for point in (below, above) if point is not None)
             raise ValueError(f"{name!r} has no checkpoint at {count} tokens; the nearest are at {nearest}")
         return count
+
+    def _require_page_end(self, have: int, count: int, version: Version, name: str) -> None:
+        granule = self.layout.granule
+        for what, tokens in (("have", have), ("tokens", count)):
+            if tokens % granule and tokens != version.tokens:
+                raise ValueError(
+                    f"{what} is {tokens}, inside a page of {granule} tokens, which are opaque: of {name!r}, take "
+                    f"{tokens // granule * granule} or {min(round_up(tokens, granule), version.tokens)}"
+                )
 
     def _release_lease(self, ledger: Ledger, version: Version) -> None:
         with self._lock:
@@ -775,6 +793,11 @@ class Pool:
             self._opened.lock.abandon()
         self._catalog.leak()
         self._space.close()
+
+
+def _require_room(slot: Slot | PagedSlot, tokens: int) -> None:
+    if slot.max_tokens is not None and tokens > slot.max_tokens:
+        raise ValueError(f"the slot holds {slot.max_tokens} tokens, fewer than the {tokens} that were asked for")
 
 
 def _conversation_id(value: object) -> str:

@@ -6,7 +6,7 @@ import operator
 import re
 from typing import SupportsIndex, cast
 
-__all__ = ["as_count", "parse_bytes"]
+__all__ = ["as_count", "parse_bytes", "round_up"]
 
 _UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
@@ -61,3 +61,8 @@ def as_count(value: object, what: str, *, least: int) -> int:
     if count < least:
         raise ValueError(f"{what} must be at least {least}, not {count}")
     return count
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not less than `value`."""
+    return -(-value // multiple) * multiple

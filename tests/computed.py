@@ -1,7 +1,7 @@
 """What a model would compute: bytes that are a function of the token ids, so that a test knows every byte of a take.
 
-The row of a token depends on all ids up to it, as a KV cache's does, and on nothing else: conversations that begin alike
-have equal rows, and any others do not.
+The row of a token depends on all ids up to it, as a KV cache's does, and on nothing else: conversations that begin
+alike have equal rows, and any others do not.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Ids = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 UNIFORM = mmkv.Layout(
-    [mmkv.Layer({"k": mmkv.Plane("int8", (4, 2)), "scale": mmkv.Plane("float16", (3,))})] * 3, model="uniform"
+    [mmkv.Layer({"k": mmkv.Plane("int8", (4, 2)), "scale": mmkv.Plane("float16", (4,))})] * 3, model="uniform"
 )
 HYBRID = mmkv.Layout(
     [
-        mmkv.Layer({"k": mmkv.Plane("float16", (4,)), "v": mmkv.Plane("float16", (2,))}),
+        mmkv.Layer({"k": mmkv.Plane("float16", (4,)), "v": mmkv.Plane("float16", (12,))}),
         mmkv.Layer({}, {"state": mmkv.State("float32", (33,)), "cursor": mmkv.State("int64", (1,))}),
         mmkv.Layer(),
         mmkv.Layer({"k": mmkv.Plane("uint8", (8,))}, {"window": mmkv.State("bfloat16", (5, 7))}),
@@ -66,7 +66,7 @@ def state_bytes(words: npt.NDArray[np.uint64], layer: int, name: str, state: mmk
 
 def ids_of(*parts: tuple[int, int]) -> Ids:
     """Ids from runs `(seed, length)`; two runs of one seed begin alike."""
-    return np.concatenate([np.random.default_rng(seed).integers(-(2**63), 2**63, length) for seed, length in parts])
+    return np.concatenate([np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, length) for seed, length in parts])
 
 
 def rows(slot: mmkv.Slot) -> Iterator[tuple[int, str, mmkv.Plane, Any]]:

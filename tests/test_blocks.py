@@ -165,9 +165,8 @@ def test_a_new_conversation_leaves_its_neighbour_room_to_grow() -> None:
 
 def test_one_that_fits_nowhere_as_a_whole_takes_the_largest_runs() -> None:
     allocator = filled(12)
-    pieces = [allocator.allocate(1) for _ in range(12)]
-    for index in (0, 1, 2, 5, 6, 9):
-        allocator.release(pieces[index] or ())
+    allocator.allocate(12)
+    allocator.release([Extent(0, 3), Extent(5, 2), Extent(9, 1)])
     assert allocator.allocate(5) == (Extent(0, 3), Extent(5, 2))
 
 

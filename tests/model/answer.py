@@ -1,7 +1,8 @@
 """A small engine: SmolLM2 answers a prompt, its KV cache parked in the middle of the answer.
 
 `begin` computes the answer once without interruption, then anew, parks in the middle, and goes on until it is killed.
-`finish` takes what was parked and computes the rest. Each prints JSON documents, one a line.
+`finish` takes what was parked and computes the rest. Each prints JSON documents, one a line. Unpacking the model's file
+takes half a minute, so `begin` leaves the unpacked model for `finish`.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ def model_directory() -> Path:
 class Engine:
     """The model, and one slot: a static cache whose heads are planes."""
 
-    def __init__(self) -> None:
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_directory(), gguf_file=GGUF, dtype=torch.float32
-        ).eval()
+    def __init__(self, unpacked: Path) -> None:
+        if not unpacked.exists():
+            model = AutoModelForCausalLM.from_pretrained(model_directory(), gguf_file=GGUF, dtype=torch.float32)
+            torch.save(model.eval(), unpacked)
+        self.model: PreTrainedModel = torch.load(unpacked, weights_only=False)
         config = self.model.config
         self.layout = mmkv.Layout(
             [
@@ -97,13 +99,13 @@ def say(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
-def begin(pool_path: str) -> None:
+def begin(directory: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_directory(), gguf_file=GGUF)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": PROMPT}], add_generation_prompt=True, tokenize=False
     )
     prompt: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    engine = Engine()
+    engine = Engine(directory / "model.pt")
 
     whole = [engine.next_token(prompt)]
     while len(whole) < ANSWER_TOKENS:
@@ -111,7 +113,7 @@ def begin(pool_path: str) -> None:
     say(prompt=prompt, whole=whole, text=tokenizer.decode(whole))
 
     engine.reset()
-    pool = mmkv.Pool.open(pool_path, engine.layout, capacity="256MiB")
+    pool = mmkv.Pool.open(directory / "pool", engine.layout, capacity="256MiB")
     slot = engine.slot()
     answer = [engine.next_token(prompt)]
     pool.park("chat", slot, prompt, boundary=True).result()
@@ -130,9 +132,9 @@ def begin(pool_path: str) -> None:
             sys.exit("nobody killed this process")
 
 
-def finish(pool_path: str, ids: list[int], count: int) -> None:
-    engine = Engine()
-    with mmkv.Pool.open(pool_path, engine.layout) as pool, pool.match(ids) as match:
+def finish(directory: Path, ids: list[int], count: int) -> None:
+    engine = Engine(directory / "model.pt")
+    with mmkv.Pool.open(directory / "pool", engine.layout) as pool, pool.match(ids) as match:
         engine.reset(match.tokens)
         receipt = pool.take(match, engine.slot()).result()
     rest = [engine.next_token(ids[match.tokens :])]
@@ -143,6 +145,6 @@ def finish(pool_path: str, ids: list[int], count: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "begin":
-        begin(sys.argv[2])
+        begin(Path(sys.argv[2]))
     else:
-        finish(sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4]))
+        finish(Path(sys.argv[2]), json.loads(sys.argv[3]), int(sys.argv[4]))

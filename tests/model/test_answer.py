@@ -37,8 +37,7 @@ def hear(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def test_an_answer_goes_on_in_another_process(tmp_path: Path) -> None:
-    pool = str(tmp_path / "pool")
-    with start("begin", pool) as first:
+    with start("begin", str(tmp_path)) as first:
         uninterrupted = hear(first)
         parked = hear(first)
         first.send_signal(signal.SIGKILL)
@@ -50,7 +49,7 @@ def test_an_answer_goes_on_in_another_process(tmp_path: Path) -> None:
     # Of the prompt that was parked before, no more than a block moved again.
     assert parked["tokens_written"] <= 512 + len(answer)
 
-    with start("finish", pool, json.dumps(prompt + answer), str(len(whole) - len(answer))) as second:
+    with start("finish", str(tmp_path), json.dumps(prompt + answer), str(len(whole) - len(answer))) as second:
         finished = hear(second)
     assert second.returncode == 0
     assert finished["tokens"] == parked["tokens"]

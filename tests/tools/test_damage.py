@@ -118,7 +118,7 @@ def test_damage_is_one_line(pool: Any, inspect: Callable[..., Any], damage: str,
     change(pool)
     started = time.monotonic()
     result = inspect(command[0], pool.path, *command[1:])
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 5
     assert result.code == 1
     assert result.out == ""
     assert result.err.count("\n") == 1

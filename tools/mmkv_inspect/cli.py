@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import NoReturn
 
@@ -13,6 +14,8 @@ def main() -> NoReturn:
     """Run mmkv-inspect with the process's arguments; ends the process with its exit code."""
     # What imports make stays: not to look through it for garbage saves a tenth of a command's time.
     gc.disable()
+    # Typer's Pydantic would look through every installed package for plugins.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from mmkv.errors import MmkvError
     from mmkv_inspect.commands import app
     from mmkv_inspect.text import complain
