@@ -63,8 +63,10 @@ def allocate_host(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
 
 
 def buffer_of(array: Any) -> Buffer:
-    """The buffer of a NumPy array, a CuPy array, a Torch tensor, or of anything that speaks
-    `__cuda_array_interface__`, `__array_interface__` or DLPack. Copies nothing.
+    """The buffer of an array; copies nothing.
+
+    Takes a NumPy array, a CuPy array, a Torch tensor, or anything that speaks `__cuda_array_interface__`,
+    `__array_interface__` or DLPack.
 
     Raises
     ------
@@ -93,9 +95,7 @@ def buffer_of(array: Any) -> Buffer:
 def _numpy_buffer(view: np.ndarray[Any, Any], owner: object) -> Buffer:
     if not view.flags.c_contiguous:
         raise ValueError(f"the array of shape {view.shape} and strides {view.strides} is not C-contiguous")
-    return Buffer(
-        view.ctypes.data, view.nbytes, view.shape, view.dtype.name, None, view.flags.writeable, (owner, view)
-    )
+    return Buffer(view.ctypes.data, view.nbytes, view.shape, view.dtype.name, None, view.flags.writeable, (owner, view))
 
 
 def _cuda_buffer(array: Any, interface: dict[str, Any]) -> Buffer:
@@ -107,9 +107,14 @@ def _cuda_buffer(array: Any, interface: dict[str, Any]) -> Buffer:
     address, readonly = interface["data"]
     name = str(getattr(array, "dtype", dtype.name))
     return Buffer(
-        int(address), math.prod(shape) * dtype.itemsize, shape, name, _device_of(array, int(address)),
-        not readonly, array,
-    )  # fmt: skip
+        int(address),
+        math.prod(shape) * dtype.itemsize,
+        shape,
+        name,
+        _device_of(array, int(address)),
+        not readonly,
+        array,
+    )
 
 
 def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

@@ -381,7 +381,7 @@ class Catalog:
             )
 
     def mark_synced(self, versions: Sequence[int]) -> None:
-        """Note, synced, that the bytes of `versions` are on the medium, and forget the fallbacks of their conversations."""
+        """Note, synced, that the bytes of `versions` are on the medium, so that no fallback is needed."""
         with self.transaction(synced=True) as db:
             for version in versions:
                 db.execute("UPDATE versions SET synced = 1 WHERE id = ?", (version,))
@@ -516,9 +516,16 @@ def _assemble(
         older = [row for key, row in own.items() if key != version and row.synced]
         rows.append(
             ConversationRow(
-                number, name, namespace, bool(pinned), _number(created, "a time"), _number(parked, "a time"),
-                None if taken is None else _number(taken, "a time"), _count(used, "an order of use"),
-                own[version], max(older, key=lambda row: row.id, default=None),
-            )  # fmt: skip
+                number,
+                name,
+                namespace,
+                bool(pinned),
+                _number(created, "a time"),
+                _number(parked, "a time"),
+                None if taken is None else _number(taken, "a time"),
+                _count(used, "an order of use"),
+                own[version],
+                max(older, key=lambda row: row.id, default=None),
+            )
         )
     return rows

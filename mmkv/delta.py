@@ -78,9 +78,7 @@ def _without_leading(extents: Sequence[Extent], blocks: int) -> tuple[Extent, ..
     return tuple(rest)
 
 
-def keep_checkpoints(
-    former: Sequence[Checkpoint], common: int, new: Checkpoint, older: int
-) -> tuple[Checkpoint, ...]:
+def keep_checkpoints(former: Sequence[Checkpoint], common: int, new: Checkpoint, older: int) -> tuple[Checkpoint, ...]:
     """The checkpoints of a new version, in the order of their tokens.
 
     The new one, the last one at a prompt boundary, and the `older` last others; of the former version only those

@@ -108,7 +108,9 @@ def refuse_foreign(path: Path) -> None:
             "restore the file, or empty the directory to start anew"
         )
     if names:
-        raise ValueError(f"{path} is not a pool and not empty (it holds {sorted(names)[0]!r}): choose an empty directory")
+        raise ValueError(
+            f"{path} is not a pool and not empty (it holds {sorted(names)[0]!r}): choose an empty directory"
+        )
 
 
 def write_description(path: Path, description: Description) -> None:

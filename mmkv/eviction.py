@@ -80,4 +80,3 @@ def choose_victims(
                 freed_blocks.drop(version.extents)
                 freed_records.drop(version.records)
     return victims
-

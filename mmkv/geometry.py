@@ -283,13 +283,11 @@ def choose_geometry(layout: Layout, capacity: int) -> Geometry:
             f"checkpoint it takes {smallest} bytes"
         )
     target = capacity // _SEGMENTS_PER_CAPACITY
-    largest_layer = max(max(block.layer_segment_bytes), tokens * ID_BYTES)
+    largest_layer = max(*block.layer_segment_bytes, tokens * ID_BYTES)
     blocks = max(1, min(target // block.block_bytes, _MAX_FILE_SEGMENT // largest_layer))
     checkpoints = 0
     if has_states:
-        checkpoints = max(
-            1, min(target // block.checkpoint_bytes, _MAX_FILE_SEGMENT // max(block.layer_record_bytes))
-        )
+        checkpoints = max(1, min(target // block.checkpoint_bytes, _MAX_FILE_SEGMENT // max(block.layer_record_bytes)))
     small = Geometry(layout, tokens, blocks, checkpoints, _UNIT)
     # A power of two among the factors makes regions whole huge pages, at the price of a smaller segment.
     for count in (blocks, _rounder(blocks)):

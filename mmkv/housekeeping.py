@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -36,8 +36,8 @@ class Housekeeping:
         Carries out a request to drop a conversation.
     stats : callable
         Gives the figures.
-    release_orphans : callable
-        Ends the leases of matches that nobody closed.
+    chores : sequence of callable
+        What else is to be done at each tick.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Housekeeping:
         *,
         drop: Callable[[str], None],
         stats: Callable[[], PoolStats],
-        release_orphans: Callable[[], None],
+        chores: Sequence[Callable[[], None]],
     ) -> None:
         self._lock = lock
         self._catalog = catalog
         self._traffic = traffic
         self._drop = drop
         self._stats = stats
-        self._release_orphans = release_orphans
+        self._chores = chores
         self._used: dict[str, tuple[float | None, int]] = {}
         self._noted: dict[str, Any] | None = None
         self._noted_at = 0.0
@@ -82,7 +82,8 @@ class Housekeeping:
         while not self._stopping.wait(_TICK_SECONDS):
             try:
                 self._traffic.expire()
-                self._release_orphans()
+                for chore in self._chores:
+                    chore()
                 self._carry_out_requests()
                 self._note_uses()
                 if time.monotonic() - self._noted_at > _STATS_SECONDS:

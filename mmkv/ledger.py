@@ -61,9 +61,17 @@ class Conversation:
     def row(self) -> ConversationRow:
         """The same as plain values."""
         return ConversationRow(
-            0, self.name, self.namespace, self.pinned, self.created, self.parked, self.taken, self.used,
-            self.version.row, self.fallback.row if self.fallback else None,
-        )  # fmt: skip
+            0,
+            self.name,
+            self.namespace,
+            self.pinned,
+            self.created,
+            self.parked,
+            self.taken,
+            self.used,
+            self.version.row,
+            self.fallback.row if self.fallback else None,
+        )
 
 
 class Ledger:

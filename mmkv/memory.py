@@ -86,9 +86,11 @@ class SlotMemory:
     def devices(self) -> frozenset[int]:
         """The CUDA devices that hold a part of the slot."""
         return frozenset(
-            buffer.device for layer in (*self.planes, *self.states) for buffer in layer.values()
+            buffer.device
+            for layer in (*self.planes, *self.states)
+            for buffer in layer.values()
             if buffer.device is not None
-        )  # fmt: skip
+        )
 
     def _common_length(self, unit: str) -> int | None:
         first: tuple[int, str, int] | None = None
@@ -109,15 +111,20 @@ class SlotMemory:
             places = {name: buffer.device for name, buffer in (*planes.items(), *states.items())}
             if len(set(places.values())) > 1:
                 named = ", ".join(
-                    f"{name!r} on {'the host' if device is None else f'cuda:{device}'}" for name, device in places.items()
+                    f"{name!r} on {'the host' if device is None else f'cuda:{device}'}"
+                    for name, device in places.items()
                 )
-                raise ValueError(f"layer {index} is spread over devices ({named}): one layer's arrays lie on one device")
+                raise ValueError(
+                    f"layer {index} is spread over devices ({named}): one layer's arrays lie on one device"
+                )
 
     @cached_property
     def layer_devices(self) -> tuple[int | None, ...]:
         """The CUDA device of each layer's arrays; `None` for host memory, and for a layer that has none."""
-        first = (next(iter((*planes.values(), *states.values())), None) for planes, states in zip(
-            self.planes, self.states, strict=True))  # fmt: skip
+        first = (
+            next(iter((*planes.values(), *states.values())), None)
+            for planes, states in zip(self.planes, self.states, strict=True)
+        )
         return tuple(None if buffer is None else buffer.device for buffer in first)
 
     def require_writable(self) -> None:
@@ -130,7 +137,11 @@ class SlotMemory:
 
 
 def _layer_buffers(
-    index: int, specs: Mapping[str, Plane] | Mapping[str, State], given: object, kind: str, check: Callable[[Buffer, Any], None]
+    index: int,
+    specs: Mapping[str, Plane] | Mapping[str, State],
+    given: object,
+    kind: str,
+    check: Callable[[Buffer, Any], None],
 ) -> dict[str, Buffer]:
     if not isinstance(given, Mapping):
         raise TypeError(f"layer {index}: its {kind}s must be a mapping of names to arrays, not {type(given).__name__}")
@@ -174,6 +185,9 @@ def _check_state(buffer: Buffer, state: State) -> None:
 
 def _check_dtype(buffer: Buffer, dtype: str) -> None:
     # For a dtype that NumPy may lack, unsigned integers of its size will do.
-    stands_for = dtype in FOREIGN_DTYPES and buffer.dtype in (f"uint{8 * dtype_bytes(dtype)}", f"void{8 * dtype_bytes(dtype)}")
+    stands_for = dtype in FOREIGN_DTYPES and buffer.dtype in (
+        f"uint{8 * dtype_bytes(dtype)}",
+        f"void{8 * dtype_bytes(dtype)}",
+    )
     if buffer.dtype != dtype and not stands_for:
         raise ValueError(f"the array is of {buffer.dtype}, not of {dtype}")

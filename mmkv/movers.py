@@ -71,8 +71,9 @@ class Movers:
             # Layers without arrays go with the others.
             on_host, on_device = [], list(layers)
         jobs: list[tuple[Callable[[], Store], list[LayerCopies]]] = [
-            (self._host_store, on_host), (self.device_store, on_device)
-        ]  # fmt: skip
+            (self._host_store, on_host),
+            (self.device_store, on_device),
+        ]
         for store_of, share in jobs:
             if not share:
                 continue
@@ -101,6 +102,11 @@ class Movers:
                     device.prepare(files, segments)
                 self._device = device
             return self._device
+
+    @property
+    def moves_device_arrays(self) -> bool:
+        """Whether a device array has come."""
+        return self._device is not None
 
     @property
     def path(self) -> str:

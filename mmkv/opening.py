@@ -110,9 +110,14 @@ def open_reader(path: Path, layout: Layout | None) -> Opened:
         undo.callback(catalog.close)
         with catalog.snapshot():
             space = Space(
-                path, description.geometry, catalog, medium, capacity=stored_capacity(catalog), min_free_ram=0,
+                path,
+                description.geometry,
+                catalog,
+                medium,
+                capacity=stored_capacity(catalog),
+                min_free_ram=0,
                 readonly=True,
-            )  # fmt: skip
+            )
             undo.callback(space.close)
             ledger = load_ledger(catalog, space)
         undo.pop_all()

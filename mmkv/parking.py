@@ -107,9 +107,7 @@ class Park:
             )
         return former
 
-    def _difference(
-        self, former: Conversation | None, ids: npt.NDArray[np.int64], *, share: bool
-    ) -> tuple[Delta, int]:
+    def _difference(self, former: Conversation | None, ids: npt.NDArray[np.int64], *, share: bool) -> tuple[Delta, int]:
         """What is kept, and how many leading tokens the former version has in common."""
         block_tokens = self._space.geometry.block_tokens
         own, common = Delta((), 0), 0
@@ -127,15 +125,21 @@ class Park:
         # Only whole blocks are shared: less than one more than there is already is of no use.
         least = (own.start // block_tokens + 1) * block_tokens - 1
         other, shared = longest_prefix(
-            self._ledger, self._space, ids, self._namespace, hashes=self._hashes,
-            other_than=self._name, least=least,
-        )  # fmt: skip
+            self._ledger,
+            self._space,
+            ids,
+            self._namespace,
+            hashes=self._hashes,
+            other_than=self._name,
+            least=least,
+        )
         return own if other is None else with_shared(own, other.version.extents, shared, block_tokens), common
 
     def _may_append(self, former: Conversation) -> bool:
         """Whether rows may go behind the former version's last one, in a block that nobody else sees.
 
-        Never behind a part of an opaque page, whose bytes it would change. On a disk never: a direct write would rewrite a page of the former version.
+        Never behind a part of an opaque page, whose bytes it would change. On a disk never: a direct write would
+        rewrite a page of the former version.
         """
         version = former.version
         if version.tokens % self._space.geometry.layout.granule:

@@ -61,8 +61,10 @@ def layer_copies(
                 found = plane_runs.get((like, name))
                 if found is None:
                     found = plane_runs[like, name] = (
-                        geometry.plane_offsets(runs, layer, name), rows * token_bytes, runs.tokens * token_bytes
-                    )  # fmt: skip
+                        geometry.plane_offsets(runs, layer, name),
+                        rows * token_bytes,
+                        runs.tokens * token_bytes,
+                    )
                 copies.append(Copy(name, file, planes[name], *found))
         state_file = space.states[layer]
         if state_file is not None and record is not None and states is not None:

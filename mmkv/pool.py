@@ -18,7 +18,6 @@ from typing import Any, Literal
 from mmkv import device as cuda
 from mmkv.aside import states_aside
 from mmkv.blocks import leading_extents
-from mmkv.buffer import Buffer
 from mmkv.errors import ConversationNotFound, LayoutMismatch, MmkvError, PoolClosed, TransferError
 from mmkv.geometry import Extent, extent_blocks
 from mmkv.housekeeping import Housekeeping
@@ -47,6 +46,7 @@ _MAX_NAME = 512
 _STORES = ("auto", "mapped", "direct", "posix")
 _MAX_THREADS = 12
 
+
 class Pool:
     """The KV caches of an engine's conversations, in the files of one directory.
 
@@ -72,16 +72,26 @@ class Pool:
         # Leases of matches that nobody closed.
         self._orphans: deque[Version] = deque()
         self._room = Room(
-            self._lock, self._catalog, self._space, self._ledger, self._traffic.parking,
-            forget=movers.forget, grown=movers.prepare,
-        )  # fmt: skip
+            self._lock,
+            self._catalog,
+            self._space,
+            self._ledger,
+            self._traffic.parking,
+            forget=movers.forget,
+            grown=movers.prepare,
+        )
         self._housekeeping: Housekeeping | None = None
         self._seen_changes = -1
         if not self._readonly:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             self._catalog.set_property("owner", owner)
             self._housekeeping = Housekeeping(
-                self._lock, self._catalog, self._traffic, drop=self.drop, stats=self._stats, release_orphans=self._release_orphans
+                self._lock,
+                self._catalog,
+                self._traffic,
+                drop=self.drop,
+                stats=self._stats,
+                chores=(self._release_orphans, self._keep_spare),
             )
         _open_pools.add(self)
 
@@ -215,9 +225,15 @@ class Pool:
             An argument is wrong.
         """
         transfer, begin = self._prepare_park(
-            conversation, slot, token_ids, namespace=namespace, share=share, durable=durable, boundary=boundary,
+            conversation,
+            slot,
+            token_ids,
+            namespace=namespace,
+            share=share,
+            durable=durable,
+            boundary=boundary,
             stream=stream,
-        )  # fmt: skip
+        )
         begin()
         return transfer
 
@@ -249,10 +265,20 @@ class Pool:
         park: Park | None = None
         try:
             park = Park(
-                self._lock, self._catalog, self._space, self._ledger, self._room, boot=self._boot,
-                older=self._older_checkpoints, name=name, namespace=where, ids=ids, share=share, durable=durable,
+                self._lock,
+                self._catalog,
+                self._space,
+                self._ledger,
+                self._room,
+                boot=self._boot,
+                older=self._older_checkpoints,
+                name=name,
+                namespace=where,
+                ids=ids,
+                share=share,
+                durable=durable,
                 boundary=boundary,
-            )  # fmt: skip
+            )
             start, stop = park.delta.start, park.stop
             copies = layer_copies(self._space, slot, park.extents, start, stop, states=states, record=park.record)
             transfer = self._park_transfer(name, park, slot, handover)
@@ -321,7 +347,13 @@ class Pool:
     # Taking
 
     def take(
-        self, source: Match | str, slot: Slot | PagedSlot, *, tokens: int | None = None, have: int = 0, stream: Any = None
+        self,
+        source: Match | str,
+        slot: Slot | PagedSlot,
+        *,
+        tokens: int | None = None,
+        have: int = 0,
+        stream: Any = None,
     ) -> Transfer:
         """Copy a conversation, or a prefix of it, from the pool into a slot, layer by layer.
 
@@ -378,7 +410,9 @@ class Pool:
             self._space.require_whole()
             record = next((point.record for point in version.row.checkpoints if point.tokens == count), None)
             stop = have if have == count else round_up(count, self.layout.granule)
-            copies = layer_copies(self._space, slot, version.extents, have, stop, states=slot.memory.states, record=record)
+            copies = layer_copies(
+                self._space, slot, version.extents, have, stop, states=slot.memory.states, record=record
+            )
             transfer = Transfer(
                 f"take of {name!r}",
                 len(self.layout.layers),
@@ -398,9 +432,13 @@ class Pool:
 
     def _empty_take(self, parts: int) -> tuple[Transfer, Callable[[Gate | None], None]]:
         transfer = Transfer(
-            "take of nothing", len(self.layout.layers), parts=1 + parts, deadline=None,
-            finish=lambda: None, release=lambda _: None,
-        )  # fmt: skip
+            "take of nothing",
+            len(self.layout.layers),
+            parts=1 + parts,
+            deadline=None,
+            finish=lambda: None,
+            release=lambda _: None,
+        )
         return transfer, lambda _: transfer.released()
 
     def swap(
@@ -461,9 +499,7 @@ class Pool:
         ids = as_token_ids(token_ids)
         where = _text(namespace, "namespace", least=0)
         with self._reading():
-            found, tokens = longest_prefix(
-                self._ledger, self._space, ids, where, usable=self._usable_tokens
-            )
+            found, tokens = longest_prefix(self._ledger, self._space, ids, where, usable=self._usable_tokens)
             self._matches["hits" if found else "misses"] += 1
             if found is None:
                 return Match()
@@ -772,6 +808,11 @@ class Pool:
         with self._lock:
             ledger.release(version)
 
+    def _keep_spare(self) -> None:
+        # What a device copies to must be page-locked, which costs ten times the copy.
+        if self._opened.medium.in_ram and self._movers.moves_device_arrays:
+            self._room.keep_spare()
+
     def _release_orphans(self) -> None:
         while self._orphans:
             self._release_lease(self._ledger, self._orphans.popleft())
@@ -786,7 +827,9 @@ class Pool:
 
     def _abandon(self) -> None:
         """Make this copy of the pool, in a forked child, a closed one that holds no lock."""
-        self._closed = "this process is a forked child of its owner, which has no pool; open it anew after the owner closed it"
+        self._closed = (
+            "this process is a forked child of its owner, which has no pool; open it anew after the owner closed it"
+        )
         # A thread that is not here may hold the lock.
         self._lock = threading.RLock()
         if self._opened.lock is not None:

@@ -69,9 +69,7 @@ class Room:
         while True:
             # What is made free is taken under the same lock: another park that came between would cost more evictions.
             with self._lock:
-                while (
-                    reservation := self._space.try_reserve(blocks, records, behind, tail_apart=tail_apart)
-                ) is None:
+                while (reservation := self._space.try_reserve(blocks, records, behind, tail_apart=tail_apart)) is None:
                     if self._settle():
                         continue
                     kind = self._space.lacking(blocks, records)
@@ -85,6 +83,16 @@ class Room:
             segment = self._space.grow(kind, self._lock)
             if segment is not None:
                 self._grown(self._space.files(kind), segment)
+
+    def keep_spare(self) -> None:
+        """Allocate a segment ahead of need, so that no park waits for one, if less than one is free."""
+        with self._lock:
+            blocks = self._space.blocks
+            if not blocks.used or blocks.free >= blocks.segment_length or not self._space.may_grow("blocks"):
+                return
+        segment = self._space.grow("blocks", self._lock)
+        if segment is not None:
+            self._grown(self._space.files("blocks"), segment)
 
     def _require_possible(self, what: str, blocks: int, records: int) -> None:
         space, geometry = self._space, self._space.geometry

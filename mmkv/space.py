@@ -176,7 +176,8 @@ class Space:
             return None
         extents = self.blocks.allocate(blocks, behind, tail_apart=tail_apart)
         taken = self.records.allocate(records)
-        assert extents is not None and taken is not None
+        assert extents is not None
+        assert taken is not None
         return Reservation(extents, tuple(Extent(first + i, 1) for first, count in taken for i in range(count)))
 
     def release(self, reservation: Reservation) -> None:
@@ -294,9 +295,7 @@ class Space:
         self.tokens.read(view, offset)
         return int.from_bytes(view, sys.byteorder, signed=True)
 
-    def common_prefix(
-        self, extents: Sequence[Extent], tokens: int, ids: npt.NDArray[np.int64], start: int = 0
-    ) -> int:
+    def common_prefix(self, extents: Sequence[Extent], tokens: int, ids: npt.NDArray[np.int64], start: int = 0) -> int:
         """How many leading ids a parked conversation and `ids` have in common, those before `start` being known to.
 
         Costs a read of the common ids and of at most as many more.
@@ -334,8 +333,8 @@ class Space:
         """The error for a request that does not fit, in figures."""
         need = blocks * self.geometry.block_bytes + records * self.geometry.checkpoint_bytes
         text = (
-            f"no room for {what}: it needs {need} bytes more, {self.used_bytes} of {self.capacity} are in use, and what "
-            "is pinned, leased or being parked stays"
+            f"no room for {what}: it needs {need} bytes more, {self.used_bytes} of {self.capacity} are in use, and "
+            "what is pinned, leased or being parked stays"
         )
         if self.medium.in_ram and self.allocated_bytes + self.geometry.segment_bytes <= self.capacity:
             text += f"; RAM is short: {available_ram()} bytes are available, {self.min_free_ram} must stay free"

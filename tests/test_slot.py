@@ -34,15 +34,15 @@ def test_a_slot_refers_to_its_arrays(xp: ModuleType) -> None:
     slot = Slot(LAYOUT, given, state(xp))
     assert slot.max_tokens == 10
     pointer = given[0]["k"].ctypes.data if xp is np else given[0]["k"].data.ptr
-    assert slot.planes[0]["k"].address == pointer
-    assert slot.planes[0]["k"].bytes == given[0]["k"].nbytes
+    assert slot.memory.planes[0]["k"].address == pointer
+    assert slot.memory.planes[0]["k"].bytes == given[0]["k"].nbytes
 
 
 def test_torch_tensors_are_referred_to_as_well() -> None:
     torch = pytest.importorskip("torch")
     k, v = torch.zeros((10, 2, 4), dtype=torch.float16), torch.zeros((10, 8), dtype=torch.bfloat16)
     slot = Slot(LAYOUT, [{"k": k, "v": v}, {}], [{}, {"s": torch.zeros((3, 5))}])
-    assert slot.planes[0]["v"].address == v.data_ptr()
+    assert slot.memory.planes[0]["v"].address == v.data_ptr()
     with pytest.raises(ValueError, match=r"layer 0, plane 'k'.*not C-contiguous"):
         Slot(LAYOUT, [{"k": torch.zeros((4, 2, 10), dtype=torch.float16).T, "v": v}, {}], state())
 
@@ -68,7 +68,7 @@ class _SpeaksArrayInterface:
 def test_whatever_shows_its_memory_will_do(wrap: Any) -> None:
     given = arrays()
     slot = Slot(LAYOUT, [{name: wrap(array) for name, array in given[0].items()}, {}], state())
-    assert slot.planes[0]["k"].address == given[0]["k"].ctypes.data
+    assert slot.memory.planes[0]["k"].address == given[0]["k"].ctypes.data
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,8 @@ def test_types_that_another_library_taught_numpy_are_taken_by_name() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     given = arrays()
     given[0]["v"] = given[0]["v"].view(ml_dtypes.bfloat16)
-    assert Slot(LAYOUT, given, state()).planes[0]["v"].dtype == "bfloat16"
-    assert Slot(LAYOUT, arrays(), state()).planes[0]["v"].dtype == "uint16"
-
-
-def test_a_slot_that_is_too_small_says_so() -> None:
-    with pytest.raises(ValueError, match="the slot holds 10 tokens, fewer than the 11"):
-        Slot(LAYOUT, arrays(), state()).require_room(11)
+    assert Slot(LAYOUT, given, state()).memory.planes[0]["v"].dtype == "bfloat16"
+    assert Slot(LAYOUT, arrays(), state()).memory.planes[0]["v"].dtype == "uint16"
 
 
 def test_a_read_only_array_is_refused_for_writing_alone() -> None:
@@ -135,7 +130,7 @@ def test_a_read_only_array_is_refused_for_writing_alone() -> None:
     given[0]["k"].flags.writeable = False
     slot = Slot(LAYOUT, given, state())
     with pytest.raises(ValueError, match="layer 0, plane 'k': the array is read-only"):
-        slot.require_writable()
+        slot.memory.require_writable()
 
 
 def test_an_allocated_slot_is_zeroed_and_starts_at_pages(xp: ModuleType) -> None:
@@ -146,7 +141,7 @@ def test_an_allocated_slot_is_zeroed_and_starts_at_pages(xp: ModuleType) -> None
     assert slot.state[3]["window"].dtype == np.uint16, "bytes, where NumPy lacks the type"
     assert not slot.arrays[0]["k"].any()
     if xp is np:
-        assert all(buffer.address % 4096 == 0 for layer in slot.planes for buffer in layer.values())
+        assert all(buffer.address % 4096 == 0 for layer in slot.memory.planes for buffer in layer.values())
 
 
 @pytest.mark.parametrize(

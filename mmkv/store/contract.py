@@ -105,9 +105,7 @@ class Store(abc.ABC):
         after: Sequence[Event] = (),
         gate: Gate | None = None,
     ) -> None:
-        """Copy from files into buffers, in the order of `layers`, once `after` has fired; each layer once its `gate`
-        lets it.
-        """
+        """Copy from files into buffers, layer by layer, once `after` has fired and the layer's `gate` lets it."""
 
     @abc.abstractmethod
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:

@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, S
 import mmkv
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# A text of some blocks of tokens.
-PROMPT = (Path(__file__).parents[2] / "LICENSE").read_text()[:6000] + "\n\nSay in plain words what this text allows."
-MAX_TOKENS = 2048
-ANSWER_TOKENS = 48
-PARKED_AFTER = 20
+# A text of more than one block of tokens.
+PROMPT = (Path(__file__).parents[2] / "LICENSE").read_text()[:2700] + "\n\nSay in plain words what this text allows."
+MAX_TOKENS = 1024
+ANSWER_TOKENS = 32
+PARKED_AFTER = 12
 
 
 def model_directory() -> Path:
