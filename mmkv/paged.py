@@ -55,8 +55,8 @@ class PagedSlot:
         if layout.opaque_page_tokens != (self.page_tokens if opaque else None):
             raise ValueError(
                 f"the layout's opaque_page_tokens is {layout.opaque_page_tokens}, but the slot's pages of "
-                f"{self.page_tokens} tokens are {'opaque' if opaque else 'not opaque'}: bytes in another order are of no "
-                "use"
+                f"{self.page_tokens} tokens are {'opaque' if opaque else 'not opaque'}: one order of bytes is of no use "
+                "for the other"
             )
         shape = None if opaque else (self.page_tokens,)
         self.memory = SlotMemory(layout, arrays, state, page_shape=shape, page_tokens=self.page_tokens)

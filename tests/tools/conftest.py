@@ -137,6 +137,8 @@ class Result:
 def inspect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs mmkv-inspect in this process, as its console script would."""
     monkeypatch.delenv("MMKV_POOL", raising=False)
+    # main sets it, and it should not stay set.
+    monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
     def run(*arguments: Any) -> Result:
         monkeypatch.setattr(sys, "argv", ["mmkv-inspect", *(str(argument) for argument in arguments)])

@@ -1,0 +1,130 @@
+"""What a benchmark found: figures with their targets, and the JSON file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["TARGETS", "Output", "Target", "median", "reason_of", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a figure is to reach.
+
+    Attributes
+    ----------
+    what : str
+        The figure in words.
+    bound : str
+        `at least`, `at most`, or `reported` where there is no target.
+    value : float or None
+        The target.
+    unit : str
+        What follows a value: nothing for a ratio, `x` for a factor, `ms`.
+    """
+
+    what: str
+    bound: Literal["at least", "at most", "reported"]
+    value: float | None = None
+    unit: str = ""
+
+    def met(self, value: float) -> bool | None:
+        """Whether a value reaches the target; `None` where there is none."""
+        if self.value is None:
+            return None
+        return value >= self.value if self.bound == "at least" else value <= self.value
+
+
+# In the order in which people read them.
+TARGETS = {
+    "take": Target("take of a whole conversation / RAM only", "at least", 0.98),
+    "park": Target("park of a whole conversation / RAM only", "at least", 0.98),
+    "extents_take": Target("take from 64 extents / RAM only", "at least", 0.90),
+    "extents_park": Target("park into 64 extents / RAM only", "at least", 0.90),
+    "heads_take": Target("take, each of 8 heads a plane / RAM only", "at least", 0.90),
+    "heads_park": Target("park, each of 8 heads a plane / RAM only", "at least", 0.90),
+    "first_layer": Target("first layer ready / its bytes at the bus's speed", "at most", 1.5, "x"),
+    "submit_ms": Target("host time to submit a take of all layers", "at most", 2.0, "ms"),
+    "park_new_ms": Target("parking 383 new tokens", "at most", 5.0, "ms"),
+    "swap": Target("swap, both conversations' bytes / one-way speed", "at least", 1.7),
+    "paged_take": Target("take into pages in random order / one-way speed", "at least", 0.90),
+    "paged_park": Target("park from pages in random order / one-way speed", "at least", 0.90),
+    "reopened_take": Target("first take of a new process / one-way speed", "at least", 0.5),
+    "decode": Target("a decode loop beside a take / alone", "reported"),
+    "decode_paged": Target("a decode loop beside a take into pages / alone", "reported"),
+    "tax_report": Target("turn tax: the report's way / mmkv", "at least", 20.0, "x"),
+    "tax_everything": Target("turn tax: page-locked RAM moving everything / mmkv", "at least", 2.0, "x"),
+    "tax_new": Target("turn tax: page-locked RAM moving what is new / mmkv", "reported", None, "x"),
+    "tax_swap": Target("turn tax: park and take / swap", "reported", None, "x"),
+}
+
+
+class Output:
+    """The result of a run, written to its file after every step, so that a run that is cut short leaves what it had.
+
+    Parameters
+    ----------
+    path : Path or None
+        The file; without one nothing is written.
+    add : bool
+        Whether what the file holds is added to instead of replaced.
+    """
+
+    def __init__(self, path: Path | None, *, add: bool = False) -> None:
+        self._path = path
+        self.data: dict[str, Any] = {}
+        if add and path is not None and path.exists():
+            self.data = json.loads(path.read_text())
+
+    def update(self, values: dict[str, Any]) -> None:
+        """Set keys at the top, dictionaries by merging, and write the file."""
+        for key, value in values.items():
+            held = self.data.get(key)
+            if isinstance(held, dict) and isinstance(value, dict):
+                held.update(value)
+            else:
+                self.data[key] = value
+        self.write()
+
+    def figure(self, name: str, value: float, **details: Any) -> None:
+        """Note a figure beside its target."""
+        target = TARGETS[name]
+        found = {"value": value, "target": target.value, "bound": target.bound, "met": target.met(value)}
+        self.update({"figures": {name: {**found, "unit": target.unit, "what": target.what, **details}}})
+
+    def no_figure(self, name: str, reason: str) -> None:
+        """Note that a figure could not be measured, and why."""
+        target = TARGETS[name]
+        found = {"value": None, "target": target.value, "bound": target.bound, "met": None}
+        self.update({"figures": {name: {**found, "unit": target.unit, "what": target.what, "reason": reason}}})
+
+    def write(self) -> None:
+        """Write the file, whole or not at all."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        partial.write_text(json.dumps(self.data, indent=2) + "\n")
+        partial.replace(self._path)
+
+
+def median(values: Sequence[float]) -> float:
+    """The median, as a float."""
+    return float(statistics.median(values))
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """The least and the greatest."""
+    return [float(min(values)), float(max(values))]
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:400]
