@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,20 +15,21 @@ import mmkv
 from mmkv import device as cuda
 from mmkv.buffer import allocate_host, buffer_of
 
-__all__ = ["Arrays", "DeviceMemory", "HostMemory", "Memory", "PlaneRows", "memory_of", "rows_of"]
+__all__ = ["Arrays", "DeviceMemory", "HostMemory", "Memory", "PlaneRows", "allocate_slot", "memory_of", "rows_of"]
 
 Arrays: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneRows:
-    """One array of a slot, as bytes: `array` is what was given, `row_bytes` those of an entry of its first axis."""
+    """One array of a slot, as bytes: so many entries of its first axis, of `row_bytes` each."""
 
     layer: int
     name: str
     array: Any
     address: int
     row_bytes: int
+    entries: int
 
 
 def rows_of(arrays: Arrays) -> list[PlaneRows]:
@@ -38,7 +38,8 @@ def rows_of(arrays: Arrays) -> list[PlaneRows]:
     for layer, planes in enumerate(arrays):
         for name, array in planes.items():
             buffer = buffer_of(array)
-            rows.append(PlaneRows(layer, name, array, buffer.address, buffer.bytes // buffer.shape[0]))
+            entries = buffer.shape[0]
+            rows.append(PlaneRows(layer, name, array, buffer.address, buffer.bytes // entries, entries))
     return rows
 
 
@@ -192,11 +193,3 @@ def allocate_slot(memory: Memory, layout: mmkv.Layout, tokens: int) -> mmkv.Slot
 
 def _host_bytes(address: int, size: int) -> npt.NDArray[np.uint8]:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-
-
-def timed(memory: Memory, work: Any) -> float:
-    """The seconds that a call takes; what was started before is waited for first."""
-    memory.synchronize()
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started

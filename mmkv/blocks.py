@@ -8,9 +8,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.geometry import Extent, extent_blocks
+from mmkv.geometry import Extent
 
 __all__ = ["BlockAllocator"]
+
+# How much larger a free run must be than an extent to be parted by it. Of 2, 4 and 8, the last one gave the fewest
+# extents a conversation in simulations of 8 to 40 growing conversations at an occupancy of 60 to 95 %.
+_LARGE = 8
 
 
 class BlockAllocator:
@@ -99,8 +103,8 @@ class BlockAllocator:
     ) -> tuple[Extent, ...] | None:
         """Take `count` free numbers, each with one reference, in as few extents as can be, now and later.
 
-        The numbers that follow `behind` come first, so that what grows stays in one extent. A new extent goes where
-        there is room to grow by a quarter of what it continues.
+        The numbers that follow `behind` come first, so that what grows stays in one extent; the rest comes from the
+        largest free runs.
 
         Parameters
         ----------
@@ -129,30 +133,25 @@ class BlockAllocator:
 
     def _take_body(self, count: int, behind: Sequence[Extent]) -> list[Extent]:
         taken: list[Extent] = []
-        room_to_grow = max(count, (extent_blocks(behind) + count) // 4)
         next_number = behind[-1].first + behind[-1].blocks if behind else None
         while count:
             if next_number is not None and next_number in self._lengths:
                 extent = Extent(next_number, min(count, self._lengths[next_number]))
             else:
-                extent = self._new_extent(count, room_to_grow)
+                extent = self._new_extent(count)
             next_number = None
             self._take_free(extent)
             taken.append(extent)
             count -= extent.blocks
         return taken
 
-    def _new_extent(self, count: int, room_to_grow: int) -> Extent:
-        # The smallest run with room behind the extent. Where there is none, the largest one, which takes the most.
-        roomy = [start for start in self._starts if self._lengths[start] >= count + room_to_grow]
-        if not roomy:
-            start = max(self._starts, key=self._lengths.__getitem__)
-            return Extent(start, min(count, self._lengths[start]))
-        start = min(roomy, key=self._lengths.__getitem__)
-        # Room for what lies before it, too, if there is enough for both.
-        spare = self._lengths[start] - count - room_to_grow
-        neighbour = start > 0 and self._counts[start - 1] > 0
-        return Extent(start + min(room_to_grow, spare) if neighbour else start, count)
+    def _new_extent(self, count: int) -> Extent:
+        # In the middle of the largest run, if that is much larger: so that both this extent and the one that lies
+        # before the run have room to grow.
+        start = max(self._starts, key=self._lengths.__getitem__)
+        length = self._lengths[start]
+        parts = start > 0 and self._counts[start - 1] > 0 and length >= _LARGE * count
+        return Extent(start + (length - count) // 2 if parts else start, min(count, length))
 
     def _take_tail(self) -> Extent:
         # At the end of the smallest run, where it parts the least.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -247,8 +248,10 @@ class OwnerLock:
         except OSError as error:
             os.close(self._fd)
             raise MmkvError(f"cannot lock {file}: {error.strerror}") from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        # Whose it is, is only told: a full file system may leave it out.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
 
     def release(self) -> None:
         """Give the pool up. In a forked child, `abandon` instead: the parent still owns it."""

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.geometry import Extent
 from mmkv.ledger import Conversation, Ledger
 
-__all__ = ["choose_victims"]
+__all__ = ["Counts", "choose_victims"]
+
+Counts: TypeAlias = npt.NDArray[np.int32]
 
 
 class _Release:
     """References as they would be after some conversations were dropped."""
 
-    def __init__(self, counts: npt.NDArray[np.int32]) -> None:
-        self.counts = counts.copy()
-        self.freed = 0
+    def __init__(self, ledger: Ledger) -> None:
+        self.blocks = ledger.blocks.counts.copy()
+        self.records = ledger.records.counts.copy()
 
-    def drop(self, extents: Sequence[Extent]) -> None:
-        for first, count in extents:
-            held = self.counts[first : first + count]
-            held -= 1
-            self.freed += int((held == 0).sum())
+    def drop(self, conversation: Conversation, change: int = -1) -> None:
+        for version in conversation.linked_versions():
+            for counts, extents in ((self.blocks, version.extents), (self.records, version.records)):
+                for first, count in extents:
+                    counts[first : first + count] += change
 
-    def restore(self, extents: Sequence[Extent]) -> None:
-        for first, count in extents:
-            held = self.counts[first : first + count]
-            self.freed -= int((held == 0).sum())
-            held += 1
+    def restore(self, conversation: Conversation) -> None:
+        self.drop(conversation, 1)
 
 
 def choose_victims(
-    ledger: Ledger, candidates: Sequence[Conversation], blocks: int, records: int
+    ledger: Ledger, candidates: Sequence[Conversation], enough: Callable[[Counts, Counts], bool]
 ) -> list[Conversation] | None:
-    """The conversations to drop so that `blocks` and `records` more are free, as few as the order allows.
+    """The conversations to drop until there is enough room, as few as the order allows.
 
     Parameters
     ----------
@@ -44,39 +43,29 @@ def choose_victims(
         What is parked; nothing of it is changed.
     candidates : sequence of Conversation
         Those that may go, the least recently used first.
-    blocks, records : int
-        How many token blocks and checkpoint records must become free.
+    enough : callable
+        Whether references of the blocks and of the checkpoint records, as they would be, leave enough room.
 
     Returns
     -------
     list of Conversation or None
-        `None` if dropping all of them would not free enough.
+        `None` if dropping all of them would not do.
     """
-    freed_blocks, freed_records = _Release(ledger.blocks.counts), _Release(ledger.records.counts)
-
-    def enough() -> bool:
-        return freed_blocks.freed >= blocks and freed_records.freed >= records
-
+    release = _Release(ledger)
     victims: list[Conversation] = []
-    for candidate in candidates:
-        if enough():
-            break
-        for version in candidate.linked_versions():
-            freed_blocks.drop(version.extents)
-            freed_records.drop(version.records)
-        victims.append(candidate)
-    if not enough():
-        return None
-    # Blocks that several victims shared were freed by the last of them: the most recently used are spared again
-    # where the others free enough.
-    for candidate in reversed(victims.copy()):
-        for version in candidate.linked_versions():
-            freed_blocks.restore(version.extents)
-            freed_records.restore(version.records)
-        if enough():
-            victims.remove(candidate)
+    left = iter(candidates)
+    while not enough(release.blocks, release.records):
+        victim = next(left, None)
+        if victim is None:
+            return None
+        release.drop(victim)
+        victims.append(victim)
+    # What several victims shared was freed by the last of them: the most recently used are spared again where the
+    # others do.
+    for victim in reversed(victims.copy()):
+        release.restore(victim)
+        if enough(release.blocks, release.records):
+            victims.remove(victim)
         else:
-            for version in candidate.linked_versions():
-                freed_blocks.drop(version.extents)
-                freed_records.drop(version.records)
+            release.drop(victim)
     return victims

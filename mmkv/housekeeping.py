@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mmkv.catalog import Catalog
-from mmkv.errors import ConversationNotFound
+from mmkv.errors import ConversationNotFound, MmkvError
 from mmkv.info import PoolStats
 from mmkv.traffic import Traffic
 
@@ -74,8 +74,11 @@ class Housekeeping:
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._note_uses()
-        self._note_stats()
+        try:
+            self._note_uses()
+            self._note_stats()
+        except MmkvError as error:
+            _log.warning("the last uses and figures are not in %s: %s", self._catalog.path, error)
 
     def _run(self) -> None:
         failing = False

@@ -74,8 +74,7 @@ def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free
             properties={"uuid": description.uuid, "capacity": capacity},
         )
         undo.callback(catalog.close)
-        if catalog.get_property("uuid") != description.uuid:
-            raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
+        _require_same_pool(path, description, catalog)
         space = Space(
             path,
             description.geometry,
@@ -108,6 +107,7 @@ def open_reader(path: Path, layout: Layout | None) -> Opened:
     with contextlib.ExitStack() as undo:
         catalog = Catalog(path / description.catalog_name, readonly=True)
         undo.callback(catalog.close)
+        _require_same_pool(path, description, catalog)
         with catalog.snapshot():
             space = Space(
                 path,
@@ -122,6 +122,11 @@ def open_reader(path: Path, layout: Layout | None) -> Opened:
             ledger = load_ledger(catalog, space)
         undo.pop_all()
     return Opened(path, description, medium, catalog, space, ledger, None)
+
+
+def _require_same_pool(path: Path, description: directory.Description, catalog: Catalog) -> None:
+    if catalog.get_property("uuid") != description.uuid:
+        raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
 
 
 def load_ledger(catalog: Catalog, space: Space) -> Ledger:

@@ -620,6 +620,7 @@ class Pool:
             There is none of that id.
         """
         self._require_owner()
+        _require_name(conversation)
         with self._lock:
             parking = self._traffic.prepared(conversation)
             if parking is not None:
@@ -762,8 +763,7 @@ class Pool:
             )
 
     def _find(self, conversation: object) -> Conversation:
-        if not isinstance(conversation, str):
-            raise TypeError(f"a conversation's id is a string, not {conversation!r}")
+        conversation = _require_name(conversation)
         found = self._ledger.conversations.get(conversation)
         if found is None:
             raise ConversationNotFound(f"no conversation {conversation!r} in the pool at {self.path}")
@@ -810,8 +810,8 @@ class Pool:
 
     def _keep_spare(self) -> None:
         # What a device copies to must be page-locked, which costs ten times the copy.
-        if self._opened.medium.in_ram and self._movers.moves_device_arrays:
-            self._room.keep_spare()
+        page_locked = self._opened.medium.in_ram and self._movers.moves_device_arrays
+        self._room.keep_spare(least_segments=1 if page_locked else 0)
 
     def _release_orphans(self) -> None:
         while self._orphans:
@@ -841,6 +841,12 @@ class Pool:
 def _require_room(slot: Slot | PagedSlot, tokens: int) -> None:
     if slot.max_tokens is not None and tokens > slot.max_tokens:
         raise ValueError(f"the slot holds {slot.max_tokens} tokens, fewer than the {tokens} that were asked for")
+
+
+def _require_name(conversation: object) -> str:
+    if not isinstance(conversation, str):
+        raise TypeError(f"a conversation's id is a string, not {conversation!r}")
+    return conversation
 
 
 def _conversation_id(value: object) -> str:

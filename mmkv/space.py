@@ -140,7 +140,7 @@ class Space:
     @property
     def allocated_bytes(self) -> int:
         """Bytes of all allocated segments."""
-        return sum(len(self.allocator(kind).segments) * self._segment_bytes(kind) for kind in KINDS)
+        return sum(len(self.allocator(kind).segments) * self.segment_bytes(kind) for kind in KINDS)
 
     @property
     def used_bytes(self) -> int:
@@ -148,7 +148,8 @@ class Space:
         geometry = self.geometry
         return self.blocks.used * geometry.block_bytes + self.records.used * geometry.checkpoint_bytes
 
-    def _segment_bytes(self, kind: Kind) -> int:
+    def segment_bytes(self, kind: Kind) -> int:
+        """Bytes of a segment of `kind` over all its files."""
         return self.geometry.segment_bytes if kind == "blocks" else self.geometry.state_segment_bytes
 
     def _expected_sizes(self) -> Iterator[tuple[PoolFile, int]]:
@@ -191,12 +192,17 @@ class Space:
             return "blocks"
         return "checkpoints" if records > self.records.free else None
 
+    @property
+    def room_to_grow(self) -> int:
+        """Bytes that the capacity and the free RAM allow to allocate."""
+        room = self.capacity - self.allocated_bytes
+        return min(room, available_ram() - self.min_free_ram) if self.medium.in_ram else room
+
     def may_grow(self, kind: Kind) -> bool:
         """Whether the capacity and the free RAM allow one segment more."""
-        size = self._segment_bytes(kind)
-        if self.allocated_bytes + size > self.capacity:
-            return False
-        return not self.medium.in_ram or available_ram() - size >= self.min_free_ram
+        # First what costs nothing.
+        size = self.segment_bytes(kind)
+        return self.allocated_bytes + size <= self.capacity and size <= self.room_to_grow
 
     def grow(self, kind: Kind, lock: threading.RLock) -> int | None:
         """Allocate one segment more, in all files or in none. Takes `lock` only for the bookkeeping.

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from mmkv import device as cuda
+from mmkv import driver
 from mmkv.store import direct
 
 DEVICES = 2
@@ -73,6 +74,8 @@ class SimulatedCuda:
         self.copies = 0
         self.launches = 0
         self.compiler_works = True
+        self.takes_batches = True
+        self.batches = 0
         self._streams: dict[int, _Queue] = {}
         self._events: dict[int, threading.Event] = {}
         self._event_streams: dict[int, _Queue] = {}
@@ -122,6 +125,29 @@ class SimulatedCuda:
         queue = self._queue(stream)
         on_device = {1: (target,), 2: (source,), 3: (target, source)}[kind]
         on_host = {1: (source,), 2: (target,), 3: ()}[kind]
+        self._copy(target, source, size, queue, on_device, on_host)
+
+    def copy_batch(self, targets: Any, sources: Any, sizes: Any, stream: int) -> bool:
+        if not self.takes_batches:
+            return False
+        self.batches += 1
+        queue = self._queue(stream)
+        for target, source, size in zip(targets, sources, sizes, strict=True):
+            try:
+                self._check_device(target, size, queue.device)
+            except CUDARuntimeError:
+                pair = ((source,), (target,))
+            else:
+                pair = ((target,), (source,))
+            try:
+                self._copy(target, source, size, queue, *pair)
+            except CUDARuntimeError:
+                return False
+        return True
+
+    def _copy(
+        self, target: int, source: int, size: int, queue: _Queue, on_device: tuple[int, ...], on_host: tuple[int, ...]
+    ) -> None:
         for address in on_device:
             self._check_device(address, size, queue.device)
         for address in on_host:
@@ -136,14 +162,17 @@ class SimulatedCuda:
             return self._next
 
     def eventDestroy(self, event: int) -> None:
-        self._events.pop(event)
+        # An event of an earlier simulation may have been handed back to this one.
+        self._events.pop(event, None)
 
     def eventRecord(self, event: int, stream: int) -> None:
         queue = self._queue(stream)
         if queue.device != self.getDevice():
             raise CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: the stream is of another device")
         self._event_streams[event] = queue
-        queue.jobs.put(self._events[event].set)
+        # What waited for it before waits for what it stood for then.
+        self._events[event] = fired = threading.Event()
+        queue.jobs.put(fired.set)
 
     def eventQuery(self, event: int) -> int:
         return 0 if self._events[event].is_set() else 600
@@ -220,7 +249,7 @@ class SimulatedCuda:
         assert name == "copy_runs"
         if not self.compiler_works:
             raise OutOfRange("there is no NVRTC")
-        return SimulatedKernel(self)
+        return types.SimpleNamespace(kernel=SimulatedKernel(self, source))
 
     # --- the driver's current context ---
 
@@ -316,33 +345,39 @@ class SimulatedStream:
 
 
 class SimulatedKernel:
-    """The kernel that copies the runs [low, high) of a table."""
+    """The kernel that copies the runs of a table."""
 
-    def __init__(self, owner: SimulatedCuda) -> None:
+    def __init__(self, owner: SimulatedCuda, source: str) -> None:
         self._owner = owner
+        defines = [line.split() for line in source.splitlines() if line.startswith("#define")]
+        self._piece = next(int(value[:-1]) for _, name, value in defines if name == "PIECE")
 
-    def compile(self) -> None:
-        pass
-
-    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[np.int64, ...]) -> None:
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[np.int64, ...], *, stream: Any) -> None:
         owner = self._owner
         owner.launches += 1
-        stream = owner._thread.stream
-        address, runs, low, high = map(int, arguments)
+        assert stream.device_id == owner.getDevice()
+        address, runs, places, to_device = map(int, arguments)
 
         def copy() -> None:
-            words = np.ctypeslib.as_array((ctypes.c_int64 * (4 * runs + 1)).from_address(address)).copy()
-            sources, targets, sizes = words[: 3 * runs].reshape(3, runs)
-            assert (np.diff(words[3 * runs :]) == -(-sizes // 32768)).all()
-            assert words[3 * runs] == 0
-            for source, target, size in zip(sources[low:high], targets[low:high], sizes[low:high], strict=True):
-                places = (int(source), int(target))
-                for place in places:
+            owner._check_device(address, 8 * (5 * runs + 1), stream.device_id)
+            words = np.ctypeslib.as_array((ctypes.c_int64 * (5 * runs + 1)).from_address(address)).copy()
+            slots, in_files, in_buffers, sizes = words[: 4 * runs].reshape(4, runs)
+            before = words[4 * runs :]
+            assert (np.diff(before) == -(-sizes // self._piece)).all()
+            assert before[0] == 0
+            count = int(max((slots >> 32).max(), (slots & 0xFFFFFFFF).max())) + 1
+            owner._check_device(places, 8 * count, stream.device_id)
+            addresses = np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(places)).copy()
+            in_files = addresses[slots >> 32] + in_files
+            in_buffers = addresses[slots & 0xFFFFFFFF] + in_buffers
+            pairs = zip(in_files.tolist(), in_buffers.tolist(), sizes.tolist(), strict=True)
+            for in_file, in_buffer, size in pairs:
+                for place in (in_file, in_buffer):
                     try:
-                        owner._check_host(place, int(size))
+                        owner._check_host(place, size)
                     except CUDARuntimeError:
-                        owner._check_device(place, int(size), stream.device_id)
-                ctypes.memmove(places[1], places[0], int(size))
+                        owner._check_device(place, size, stream.device_id)
+                ctypes.memmove(*((in_buffer, in_file) if to_device else (in_file, in_buffer)), size)
 
         owner.enqueue(stream.ptr, copy)
 
@@ -411,7 +446,8 @@ def install_cuda(patch: pytest.MonkeyPatch) -> SimulatedCuda:
     """Put a simulated CUDA in the place of CuPy and the driver."""
     simulated = SimulatedCuda()
     patch.setitem(__import__("sys").modules, "cupy", simulated.module())
-    patch.setattr(cuda, "_libcuda", lambda: simulated)
+    patch.setattr(driver, "_libcuda", lambda: simulated)
+    patch.setattr(cuda, "copy_batch", simulated.copy_batch)
     forget_cuda()
     return simulated
 
@@ -428,7 +464,11 @@ def install_kvikio(patch: pytest.MonkeyPatch, **options: bool) -> types.ModuleTy
 
 def forget_cuda() -> None:
     """Let mmkv look for CUDA anew."""
-    for cached in (cuda._primary_context, cuda._device_pool, cuda._pinned_pool, cuda._own_stream):
+    for cached in (
+        driver._primary_context, driver._batch_call, driver.runtime_module,
+        cuda._device_pool, cuda._pinned_pool, cuda._own_stream,
+    ):  # fmt: skip
         cached.cache_clear()
     cuda._scratch_devices.clear()
+    cuda._idle_events.clear()
     direct._cufile_class.cache_clear()

@@ -157,8 +157,8 @@ def grown(allocator: BlockAllocator, extents: tuple[Extent, ...], count: int) ->
 
 def test_a_new_conversation_leaves_its_neighbour_room_to_grow() -> None:
     allocator = filled(32)
-    first, second = grown(allocator, (), 4), grown(allocator, (), 4)
-    for _ in range(2):
+    first, second = grown(allocator, (), 3), grown(allocator, (), 3)
+    for _ in range(5):
         first, second = grown(allocator, first, 2), grown(allocator, second, 2)
     assert len(first) == len(second) == 1
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import types
+from array import array
 from typing import Any
 
 import numpy as np
@@ -81,16 +82,59 @@ def test_a_stream_waits_for_an_event(simulated_cuda: SimulatedCuda) -> None:
     after.synchronize()
 
 
-def test_events_are_destroyed_but_not_in_a_forked_child(simulated_cuda: SimulatedCuda) -> None:
+def test_events_are_used_again_but_not_in_a_forked_child(simulated_cuda: SimulatedCuda) -> None:
     stream = cuda.new_stream(0)
-    event = cuda.record(0, stream.ptr)
-    event.synchronize()
-    del event
-    assert simulated_cuda._events == {}
+    for _ in range(3):
+        cuda.record(0, stream.ptr).synchronize()
+    assert len(simulated_cuda._events) == 1
     inherited = cuda.record(0, stream.ptr)
     inherited._pid = -1
     del inherited
+    cuda.record(0, stream.ptr).synchronize()
+    assert len(simulated_cuda._events) == 2
+    cuda.trim()
     assert len(simulated_cuda._events) == 1
+
+
+def test_an_event_that_is_used_again_stands_for_the_new_work(simulated_cuda: SimulatedCuda) -> None:
+    stream = cuda.new_stream(0)
+    cuda.record(0, stream.ptr).synchronize()
+    gated, gate = simulated_cuda.new_gated_stream(0)
+    event = cuda.record(0, gated)
+    assert not event.done()
+    gate.set()
+    event.synchronize()
+
+
+def test_the_current_device_nests(simulated_cuda: SimulatedCuda) -> None:
+    with cuda.current(0):
+        with cuda.current(0), cuda.current(1):
+            assert cuda.current_ordinal() == 1
+            with cuda.current(0):
+                assert cuda.current_ordinal() == 0
+            assert cuda.current_ordinal() == 1
+        assert cuda.current_ordinal() == 0
+    assert simulated_cuda._contexts() == []
+
+
+@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("to_device", [True, False])
+def test_copies_are_given_in_batches_where_the_driver_takes_them(
+    simulated_cuda: SimulatedCuda, batches: bool, to_device: bool
+) -> None:
+    simulated_cuda.takes_batches = batches
+    array_on_device = simulated_cuda.array(np.arange(40, dtype=np.uint8))
+    host = cuda.pinned(40)
+    values = np.frombuffer(host, np.uint8)[:40]
+    values[:] = np.arange(100, 140, dtype=np.uint8)
+    address = buffer_of(array_on_device).address
+    ends = ([address + 10 * i for i in range(4)], [host.ptr + 10 * (3 - i) for i in range(4)])
+    stream = cuda.new_stream(0)
+    with cuda.current(0):
+        cuda.copy_all(*(ends if to_device else ends[::-1]), array("Q", [10] * 4), stream.ptr, to_device=to_device)
+        stream.synchronize()
+    assert simulated_cuda.batches == batches
+    assert (array_on_device.get().reshape(4, 10) == values.reshape(4, 10)[::-1]).all()
 
 
 def test_producer_events_of_one_stream(simulated_cuda: SimulatedCuda) -> None:
@@ -246,7 +290,7 @@ def test_an_event_does_not_hold_the_interpreters_lock(cupy: Any) -> None:
 
 @pytest.mark.gpu
 def test_dlpack_and_foreign_dtypes(cupy: Any) -> None:
-    array = cuda.allocate((2, 3), "bfloat16", 0)
-    assert array.dtype == cupy.uint16
-    assert cuda.from_dlpack(array).data.ptr == array.data.ptr
-    assert cuda.device_of_pointer(array.data.ptr) == 0
+    words = cuda.allocate((2, 3), "bfloat16", 0)
+    assert words.dtype == cupy.uint16
+    assert cuda.from_dlpack(words).data.ptr == words.data.ptr
+    assert cuda.device_of_pointer(words.data.ptr) == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mmkv.blocks import BlockAllocator
 from mmkv.catalog import Checkpoint, ConversationRow, VersionRow
-from mmkv.eviction import choose_victims
+from mmkv.eviction import Counts, choose_victims
 from mmkv.geometry import Extent
 from mmkv.ledger import Ledger
 
@@ -34,7 +34,15 @@ def ledger_of(held: Sequence[Sequence[int]], records: Sequence[Sequence[int]] = 
 
 
 def victims_of(ledger: Ledger, blocks: int, records: int = 0) -> list[int] | None:
-    victims = choose_victims(ledger, ledger.least_recently_used(), blocks, records)
+    free = [int((allocator.counts == 0).sum()) for allocator in (ledger.blocks, ledger.records)]
+
+    def enough(*counts: Counts) -> bool:
+        return all(
+            (left == 0).sum() - before >= wanted
+            for left, before, wanted in zip(counts, free, (blocks, records), strict=True)
+        )
+
+    victims = choose_victims(ledger, ledger.least_recently_used(), enough)
     return None if victims is None else [int(victim.name) for victim in victims]
 
 

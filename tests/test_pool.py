@@ -132,14 +132,15 @@ def test_a_conversation_can_be_cut_and_go_on_otherwise(pool: mmkv.Pool, cut: int
     assert_parked(pool, "chat", other)
 
 
-def test_a_conversation_of_many_turns_stays_in_few_extents(pool: mmkv.Pool) -> None:
+def test_conversations_of_many_turns_stay_in_few_extents(pool_dir: Path) -> None:
     texts = {name: ids_of((seed, 40 * 190)) for seed, name in enumerate("abc")}
-    for turn in range(1, 41):
+    with mmkv.Pool.open(pool_dir, UNIFORM, capacity="256MiB") as pool:
+        for turn in range(1, 41):
+            for name, ids in texts.items():
+                park(pool, name, ids[: turn * 190])
         for name, ids in texts.items():
-            park(pool, name, ids[: turn * 190])
-    for name, ids in texts.items():
-        assert_parked(pool, name, ids)
-        assert pool.info(name).extents <= 4
+            assert_parked(pool, name, ids)
+            assert pool.info(name).extents <= 4
 
 
 def test_what_is_appended_behind_the_ids_does_not_matter(pool: mmkv.Pool) -> None:
@@ -442,14 +443,14 @@ def test_the_least_recently_used_make_room_and_no_more_than_needed(pool_dir: Pat
         assert_parked(pool, "a", texts["a"])
 
 
-def test_what_only_a_conversation_holds_counts_for_making_room(pool_dir: Path) -> None:
+def test_what_others_hold_as_well_does_not_count_for_making_room(pool_dir: Path) -> None:
     with small_pool(pool_dir) as pool:
         shared = ids_of((1, 2048))
         park(pool, "old", shared)
-        park(pool, "fork", np.concatenate([shared, ids_of((2, 512))]))
         park(pool, "alone", ids_of((3, 1536)))
+        park(pool, "fork", np.concatenate([shared, ids_of((2, 512))]))
         park(pool, "new", ids_of((4, 1536)))
-        assert pool.conversations() == ["old", "fork", "new"], "to drop one that owns nothing frees nothing"
+        assert pool.conversations() == ["old", "fork", "new"], "without the oldest one no block more is free"
         assert_parked(pool, "old", shared)
 
 

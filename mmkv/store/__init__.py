@@ -70,15 +70,10 @@ def open_device_store(medium: Medium, *, choice: str = "auto", threads: int, dir
     if choice == "direct":
         return DirectStore(directory, threads)
     if medium.in_ram:
-        return MappedStore(_direct_or_staged(directory, threads))
-    store = _direct_or_staged(directory, threads)
-    if isinstance(store, StagedStore):
-        _logger.warning("device arrays go through host memory, which is slower: %s", store.describe()["reason"])
-    return store
-
-
-def _direct_or_staged(directory: Path, threads: int) -> Store:
+        # kvikio is a tenth faster there, but the first take would wait for its import and for its buffers.
+        return MappedStore(StagedStore(threads))
     try:
         return DirectStore(directory, threads)
     except MmkvError as error:
+        _logger.warning("device arrays go through host memory, which is slower: %s", error)
         return StagedStore(threads, str(error))

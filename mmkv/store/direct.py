@@ -19,7 +19,9 @@ from mmkv.device import Event
 from mmkv.errors import MmkvError
 from mmkv.store.contract import Gate, LayerCopies, Progress, Store
 from mmkv.store.files import PoolFile
-from mmkv.store.lanes import Lanes, Piece, drain, read_batches, write_batches
+from mmkv.store.kernel import CopyKernel
+from mmkv.store.lanes import Lanes, drain
+from mmkv.store.pieces import Piece, Scatter, read_batches, write_batches
 
 __all__ = ["DirectStore"]
 
@@ -34,7 +36,8 @@ class DirectStore(Store):
     """Copies between device memory and files with kvikio: by GPUDirect Storage where it is, by system calls elsewhere.
 
     Which of the two it is, `path` says: `gds`; `cufile-compat`, where cuFile takes a path through host memory of its
-    own; or `kvikio-posix`. None of kvikio's settings is touched.
+    own; or `kvikio-posix`. None of kvikio's settings is touched. Rows that lie scattered in device memory but together
+    in the file move together, through 4 MiB of device memory for each thread.
 
     Parameters
     ----------
@@ -54,6 +57,8 @@ class DirectStore(Store):
         self._threads = threads
         self._lanes = Lanes("mmkv-direct")
         self._handles: dict[tuple[int, int], Any] = {}
+        self._kernel = CopyKernel()
+        self._idle: list[_Bounce] = []
         self._lock = threading.Lock()
         self.path, self._reason = _path_taken(self._cufile, directory)
 
@@ -85,8 +90,10 @@ class DirectStore(Store):
         with self._lock:
             handles = list(self._handles.values())
             self._handles.clear()
+            self._idle.clear()
         for handle in handles:
             handle.close()
+        cuda.trim()
 
     def describe(self) -> dict[str, Any]:
         """The path, the number of threads, and why it is not GDS."""
@@ -110,10 +117,60 @@ class DirectStore(Store):
         file = piece.copy.file
         # kvikio tells of a short file only after it has overwritten the array.
         file.require(piece.file_offset + piece.size)
-        _move_all(self._handle(file).raw_read, piece, file.path)
+        self._move(self._handle(file).raw_read, piece, to_device=True)
 
     def _write(self, piece: Piece) -> None:
-        _move_all(self._handle(piece.copy.file).raw_write, piece, piece.copy.file.path)
+        self._move(self._handle(piece.copy.file).raw_write, piece, to_device=False)
+
+    def _move(self, call: Any, piece: Piece, *, to_device: bool) -> None:
+        buffer, path, scatter = piece.copy.buffer, piece.copy.file.path, piece.scatter
+        if buffer.device is None:
+            raise MmkvError("host memory does not move by kvikio")
+        with cuda.current(buffer.device):
+            if scatter is None:
+                _move_all(call, buffer.address + piece.buffer_offset, piece.size, piece.file_offset, path)
+            elif self._kernel.ready(buffer.device):
+                bounce = self._bounce(buffer.device)
+                if not to_device:
+                    bounce.copy(piece, scatter, self._kernel, to_buffer=False)
+                _move_all(call, bounce.address, piece.size, piece.file_offset, path)
+                if to_device:
+                    bounce.copy(piece, scatter, self._kernel, to_buffer=True)
+                # One whose copy failed is not given back: the device may still be at it.
+                with self._lock:
+                    self._idle.append(bounce)
+            else:
+                file_offset = piece.file_offset
+                for offset, size in zip(scatter.buffer_offsets.tolist(), scatter.sizes.tolist(), strict=True):
+                    _move_all(call, buffer.address + offset, size, file_offset, path)
+                    file_offset += size
+
+    def _bounce(self, device: int) -> _Bounce:
+        with self._lock:
+            for index, bounce in enumerate(self._idle):
+                if bounce.device == device:
+                    return self._idle.pop(index)
+        return _Bounce(device)
+
+
+class _Bounce:
+    """Device memory for one piece, whose parts lie scattered in an array, and a stream. The device is current."""
+
+    __slots__ = ("_memory", "_stream", "address", "device")
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._memory = cuda.scratch(device, _PIECE_BYTES)
+        self._stream = cuda.new_stream(device)
+        self.address: int = self._memory.ptr
+
+    def copy(self, piece: Piece, scatter: Scatter, kernel: CopyKernel, *, to_buffer: bool) -> None:
+        """Copy the parts to or from the array, and wait for it."""
+        keep = kernel.move_parts(
+            self.address, piece.copy.buffer.address, scatter, self.device, self._stream, to_buffer=to_buffer
+        )
+        self._stream.synchronize()
+        del keep
 
 
 class _Window:
@@ -127,21 +184,18 @@ class _Window:
         }  # fmt: skip
 
 
-def _move_all(call: Any, piece: Piece, path: Path) -> None:
-    buffer = piece.copy.buffer
-    if buffer.device is None:
-        raise MmkvError("host memory does not move by kvikio")
+def _move_all(call: Any, address: int, size: int, file_offset: int, path: Path) -> None:
+    """Move bytes between a file and memory of the device that is current."""
     done = 0
-    with cuda.current(buffer.device):
-        while done < piece.size:
-            window = _Window(buffer.address + piece.buffer_offset + done, piece.size - done)
-            try:
-                moved = call(window, piece.size - done, piece.file_offset + done, 0)
-            except RuntimeError as error:
-                raise _clear_error(path, error) from error
-            if moved <= 0:
-                raise MmkvError(f"kvikio moved only {done} of {piece.size} bytes at {piece.file_offset} of {path}")
-            done += moved
+    while done < size:
+        window = _Window(address + done, size - done)
+        try:
+            moved = call(window, size - done, file_offset + done, 0)
+        except RuntimeError as error:
+            raise _clear_error(path, error) from error
+        if moved <= 0:
+            raise MmkvError(f"kvikio moved only {done} of {size} bytes at {file_offset} of {path}")
+        done += moved
 
 
 def _clear_error(path: Path, error: RuntimeError) -> MmkvError:

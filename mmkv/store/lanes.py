@@ -5,34 +5,20 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmkv.errors import MmkvError, TransferError
-from mmkv.store.contract import Copy, Gate, LayerCopies, Progress
+from mmkv.store.contract import LayerCopies, Progress
+from mmkv.store.pieces import Batch, Piece
 
 if TYPE_CHECKING:
     from mmkv.device import Event
 
-__all__ = ["Lanes", "Piece", "drain", "read_batches", "write_batches"]
+__all__ = ["Lanes", "drain"]
 
 _IDLE_SECONDS = 10.0
 # A lane is worth its start from about this many bytes on.
 _BYTES_PER_LANE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Bytes that one call copies: a part of one run of one copy."""
-
-    layer: int
-    copy: Copy
-    file_offset: int
-    buffer_offset: int
-    size: int
-
-
-Batch = list[Piece]
 
 
 class Lanes:
@@ -76,43 +62,6 @@ class Lanes:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-
-def _pieces(layer: LayerCopies, piece_bytes: int) -> Iterator[Piece]:
-    for copy in layer.copies:
-        runs = zip(copy.file_offsets.tolist(), copy.buffer_offsets.tolist(), copy.sizes.tolist(), strict=True)
-        for file_offset, buffer_offset, size in runs:
-            for start in range(0, size, piece_bytes):
-                yield Piece(
-                    layer.layer, copy, file_offset + start, buffer_offset + start, min(piece_bytes, size - start)
-                )
-
-
-def read_batches(layers: Sequence[LayerCopies], piece_bytes: int, gate: Gate | None = None) -> Iterator[Batch]:
-    """Batches of about `piece_bytes`, layer after layer, so that the first layer comes first; each past its gate."""
-    for layer in layers:
-        if gate is not None:
-            event = gate(layer.layer)
-            if event is not None:
-                event.synchronize()
-        batch: Batch = []
-        size = 0
-        for piece in _pieces(layer, piece_bytes):
-            if batch and size + piece.size > piece_bytes:
-                yield batch
-                batch, size = [], 0
-            batch.append(piece)
-            size += piece.size
-        if batch:
-            yield batch
-
-
-def write_batches(layers: Sequence[LayerCopies], piece_bytes: int) -> Iterator[Batch]:
-    """A batch a layer: a file's inode lock lets one writer in, so that each lane has a file of its own."""
-    for layer in layers:
-        batch = list(_pieces(layer, piece_bytes))
-        if batch:
-            yield batch
 
 
 def drain(
@@ -164,19 +113,7 @@ def drain(
         for piece in batch:
             if progress.stopped:
                 return
-            try:
-                move(piece)
-            except MmkvError as error:
-                raise TransferError(
-                    f"layer {piece.layer}, {piece.copy.name!r}: {error}", layer=piece.layer, plane=piece.copy.name
-                ) from error
-            except (OSError, RuntimeError, ValueError) as error:
-                raise TransferError(
-                    f"layer {piece.layer}, {piece.copy.name!r}: copying {piece.size} bytes at {piece.file_offset} of "
-                    f"{piece.copy.file.path} failed: {error}",
-                    layer=piece.layer,
-                    plane=piece.copy.name,
-                ) from error
+            _call(move, piece)
             progress.moved(path, piece.size)
             with lock:
                 left[piece.layer] -= piece.size
@@ -200,3 +137,18 @@ def drain(
             if last:
                 progress.released()
             return
+
+
+def _call(move: Callable[[Piece], None], piece: Piece) -> None:
+    """Move a piece; an error names its layer and its plane."""
+    where = f"layer {piece.layer}, {piece.copy.name!r}"
+    try:
+        move(piece)
+    except MmkvError as error:
+        raise TransferError(f"{where}: {error}", layer=piece.layer, plane=piece.copy.name) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise TransferError(
+            f"{where}: copying {piece.size} bytes at {piece.file_offset} of {piece.copy.file.path} failed: {error}",
+            layer=piece.layer,
+            plane=piece.copy.name,
+        ) from error

@@ -28,7 +28,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 _DONTFORK, _HUGEPAGE, _POPULATE_WRITE = 10, 14, 23
 
 # Page-locking holds locks of the driver: it gives way to transfers, but not for ever.
-_PATIENCE_SECONDS = 0.2
+_PATIENCE_SECONDS = 0.1
 _WORKERS = 4
 
 
@@ -62,18 +62,26 @@ class LockedSegments:
         with self._changed:
             return next(iter(self._refused.values()), None)
 
-    def is_refused(self, key: SegmentKey) -> bool:
-        """Whether an attempt to page-lock a segment failed. It is not made again."""
-        return key in self._refused
+    def prepare(self, places: Iterable[tuple[PoolFile, int, int]], *, first: bool = False) -> None:
+        """Page-lock segments in the background, while no transfer is under way. Returns at once.
 
-    def prepare(self, segments: Iterable[tuple[PoolFile, int]], device: int) -> None:
-        """Page-lock segments in the background, while no transfer is under way. Returns at once."""
+        Parameters
+        ----------
+        places : iterable of (PoolFile, int, int)
+            Files and segments, each with a device.
+        first : bool
+            Whether before those that were asked for earlier.
+        """
         with self._changed:
             if self._closed:
                 return
-            self._wanted.extend((file, segment, device) for file, segment in segments)
-            starting = min(_WORKERS, len(self._wanted)) - self._workers
-            self._workers += max(starting, 0)
+            new = {(file.identity, segment): (file, segment, device) for file, segment, device in places}
+            for key in [*self._bases.keys() & new.keys(), *self._refused.keys() & new.keys(), *self._busy & new.keys()]:
+                new.pop(key, None)
+            others = [place for place in self._wanted if (place[0].identity, place[1]) not in new]
+            self._wanted = deque([*new.values(), *others] if first else [*others, *new.values()])
+            starting = max(0, min(_WORKERS, len(self._wanted)) - self._workers)
+            self._workers += starting
         for started in range(starting):
             try:
                 threading.Thread(target=self._work, name="mmkv-lock", daemon=True).start()

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
+
+import numpy as np
 
 from mmkv import device as cuda
 from mmkv.device import Event
 from mmkv.errors import MmkvError, TransferError
 from mmkv.store.contract import Gate, LayerCopies, Progress, Store
 from mmkv.store.files import PoolFile
+from mmkv.store.kernel import CopyKernel
 from mmkv.store.lanes import Lanes
 from mmkv.store.locked import LockedSegments
-from mmkv.store.runs import Batch, NotLockedError, Planner, SegmentKey, kernel_for, submit
+from mmkv.store.runs import NotLockedError, PlannedLayer, Planner, Share, segments_of
+from mmkv.store.transit import Parts, Transit
 
 __all__ = ["MappedStore"]
 
-_logger = logging.getLogger("mmkv")
-
-# To page-lock what a transfer waits for pays up to this many times the bytes that it moves; beyond, the next best
-# path is faster, and the background page-locks in its own time.
-_WORTH_LOCKING = 4
 _LOCKING_THREADS = 8
 
 
 class MappedStore(Store):
     """Copies between device memory and files on tmpfs or hugetlbfs by the device's copy engines.
 
-    Each segment of a file is mapped and page-locked once, for all devices. A transfer whose segments are all
-    page-locked is submitted to the devices before `read` or `write` returns, in about a millisecond for 150 copies.
+    Each segment of a file is mapped and page-locked once, for all devices, in the background. A layer whose segments
+    are all page-locked is submitted to its devices before `read` or `write` returns, in some ten microseconds.
 
     Parameters
     ----------
     fallback : Store or None
-        The next best path, for segments that are not page-locked; closed with this store. Without one they are
-        page-locked when a transfer needs them.
+        The next best path, for layers that are not page-locked yet: to page-lock them would take as long as their
+        copy, and hold up the driver meanwhile. Closed with this store. Without one they are page-locked when a
+        transfer needs them.
     """
 
     path = "mapped"
@@ -49,8 +46,7 @@ class MappedStore(Store):
         self._locked = LockedSegments()
         self._lanes = Lanes("mmkv-mapped")
         self._streams: dict[tuple[int, bool], Any] = {}
-        self._kernels: dict[int, Any] = {}
-        self._kernel_refused: str | None = None
+        self._kernel = CopyKernel()
         self._lock = threading.Lock()
 
     def read(
@@ -61,18 +57,17 @@ class MappedStore(Store):
         gate: Gate | None = None,
     ) -> None:
         """Copy from files into buffers; see `Store.read`. With a gate, a thread of the store's submits the layers."""
-        self._start(layers, self._transfer(progress, after, gate, to_device=True))
+        self._start(layers, self._transit(progress, after, gate, to_device=True))
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
         """Copy from buffers into files; see `Store.write`."""
-        self._start(layers, self._transfer(progress, after, to_device=False))
+        self._start(layers, self._transit(progress, after, None, to_device=False))
 
     def prepare(self, files: Sequence[PoolFile], segments: Sequence[int]) -> None:
         """Page-lock these segments of all files in the background."""
         device = cuda.current_ordinal()
-        self._locked.prepare([(file, segment) for segment in segments for file in files], device)
-        if device not in self._kernels:
-            self._run(partial(self._compile, device))
+        self._locked.prepare([(file, segment, device) for segment in segments for file in files])
+        self._run(partial(self._compile, device))
 
     def forget(self, file: PoolFile, segment: int) -> None:
         """Unlock and unmap a segment; costs 0.014 s a GB."""
@@ -88,12 +83,11 @@ class MappedStore(Store):
             self._fallback.close()
         with self._lock:
             self._streams.clear()
-            self._kernels.clear()
         cuda.trim()
 
     def describe(self) -> dict[str, Any]:
         """The path, the bytes that are page-locked, the next best path, and why a segment or a kernel was refused."""
-        reason = self._locked.reason or self._kernel_refused
+        reason = self._locked.reason or self._kernel.refused
         return {
             "path": self.path,
             "locked_bytes": self._locked.locked_bytes,
@@ -101,12 +95,13 @@ class MappedStore(Store):
             **({} if reason is None else {"reason": reason}),
         }
 
-    def _transfer(
-        self, progress: Progress, after: Sequence[Event], gate: Gate | None = None, *, to_device: bool
-    ) -> _Transfer:
-        parts = _Parts(progress, self._locked.transfer_ended)
-        planner = Planner(self._locked.bases, to_device=to_device, kernel=self._kernel_refused is None)
-        return _Transfer(parts, tuple(after), to_device, gate, planner)
+    def _transit(self, progress: Progress, after: Sequence[Event], gate: Gate | None, *, to_device: bool) -> Transit:
+        parts = Parts(progress, self._locked.transfer_ended)
+        planner = Planner(self._locked.bases, kernel=self._kernel.refused is None)
+        return Transit(parts, tuple(after), to_device, gate, planner)
+
+    def _compile(self, device: int) -> None:
+        self._kernel.ready(device)
 
     def _run(self, job: Callable[[], None]) -> None:
         """Run a job on a thread of the store's, or here and now where none can be started."""
@@ -115,151 +110,166 @@ class MappedStore(Store):
         except (MmkvError, RuntimeError):
             job()
 
-    def _start(self, layers: Sequence[LayerCopies], transfer: _Transfer) -> None:
+    def _start(self, layers: Sequence[LayerCopies], transit: Transit) -> None:
         self._locked.transfer_began()
-        later: _Shares | None = None
-        done = 0
+        by_thread: Sequence[LayerCopies] | None = None
         try:
-            if transfer.gate is not None:
-                later = self._share(transfer, layers)
-            while later is None and done < len(layers):
-                # The first layer is under way while the others are planned.
-                share = layers[done : 2 * done + 1]
-                try:
-                    batch = self._plan(transfer, share)
-                except NotLockedError:
-                    later = self._share(transfer, layers[done:])
-                else:
-                    self._submit(transfer, batch)
-                    done += len(share)
+            left = layers if transit.gate is not None else layers[self._submit_locked(transit, layers) :]
+            own = left if self._fallback is None else self._leave_to_fallback(transit, left)
+            if own and (transit.gate is not None or self._fallback is None):
+                by_thread = own
+            else:
+                self._submit_locked(transit, own)
         except Exception as error:
-            transfer.fail(error)
-        if later is None:
-            transfer.landing.put(None)
+            transit.fail(error)
+        if by_thread is None:
+            transit.landing.put(None)
         else:
-            self._start_step_by_step(transfer, later)
-        self._run(partial(self._land, transfer))
+            self._lock_ahead(transit, by_thread)
+            self._run(partial(self._submit_one_by_one, transit, by_thread))
+        # Not before all is submitted: it would take turns with this thread.
+        self._run(partial(transit.land, self.path))
 
-    def _plan(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> Batch:
-        planner = transfer.planner
-        for layer in layers:
-            _check_whole(layer, planner)
-        batch = planner.plan(layers)
-        if all(self._has_kernel(device) for device in batch.tables):
-            return batch
-        planner.kernel = False
-        return planner.plan(layers)
+    # --- what is page-locked -------------------------------------------------------------------------------------
 
-    def _has_kernel(self, device: int) -> bool:
-        if device not in self._kernels:
-            self._compile(device)
-        return device in self._kernels
-
-    def _compile(self, device: int) -> None:
-        with self._lock:
-            if device not in self._kernels and self._kernel_refused is None:
+    def _submit_locked(self, transit: Transit, layers: Sequence[LayerCopies]) -> int:
+        """Submit layers up to the first one that is not page-locked. Returns how many that are."""
+        done = 0
+        while done < len(layers):
+            planned = []
+            # The first layer is under way while the others are planned.
+            wanted = layers[done : 2 * done + 1]
+            for layer in wanted:
                 try:
-                    self._kernels[device] = kernel_for(device)
-                except MmkvError as error:
-                    self._kernel_refused = str(error)
-                    _logger.warning("many short copies go one by one, which is slower: %s", error)
+                    planned.append(self._plan(transit.planner, layer))
+                except NotLockedError:
+                    break
+            self._submit(transit, planned)
+            done += len(planned)
+            if len(planned) < len(wanted):
+                break
+        return done
 
-    def _submit(self, transfer: _Transfer, batch: Batch, gate: Event | None = None) -> None:
-        """Give the devices all copies of a batch, layer after layer, with an event after each; after `gate` fires."""
-        progress = transfer.progress
-        tables = {}
-        for device, words in batch.tables.items():
-            stream = self._stream(transfer, device)
-            with cuda.current(device):
-                address, keep = cuda.upload(words, device, stream)
-            transfer.keep.append(keep)
-            tables[device] = (address, len(words) // 4)
-        for layer, size, by_device in batch.layers:
-            if progress.stopped:
-                return
-            if not by_device:
-                progress.landed(layer.layer)
-                continue
-            events: list[Event] = []
-            for device, runs in by_device.items():
-                stream = self._stream(transfer, device)
+    def _plan(self, planner: Planner, layer: LayerCopies) -> PlannedLayer:
+        planned = planner.plan(layer)
+        if all(share.shape.table is None or self._kernel.ready(share.device) for share in planned.shares):
+            return planned
+        planner.kernel = False
+        return planner.plan(layer)
+
+    def _submit(self, transit: Transit, planned: Sequence[PlannedLayer], gate: Event | None = None) -> None:
+        """Give the devices some layers in their order, with an event after each; the first once `gate` fires."""
+        first = next((share.device for layer in planned for share in layer.shares), None)
+        if first is None:
+            for layer in planned:
+                transit.progress.landed(layer.layer)
+            return
+        # One change of the current device for all layers, most often.
+        with cuda.current(first):
+            self._upload(transit, planned)
+            for layer in planned:
+                if transit.progress.stopped:
+                    return
+                if layer.shares:
+                    self._submit_layer(transit, layer, gate)
+                else:
+                    transit.progress.landed(layer.layer)
+
+    def _submit_layer(self, transit: Transit, layer: PlannedLayer, gate: Event | None) -> None:
+        event: Event | None = None
+        for share in layer.shares:
+            stream = self._stream(transit, share.device)
+            with cuda.current(share.device):
                 if gate is not None:
                     gate.wait_on(stream.ptr)
-                with cuda.current(device):
-                    submit(runs, stream, self._kernels.get(device), tables.get(device), to_device=transfer.to_device)
-                for event in events:
+                self._give(transit, share, stream)
+                if event is not None:
+                    # The layer's event is that of the last device.
                     event.wait_on(stream.ptr)
-                events = [cuda.record(device, stream.ptr)]
-            progress.submitted(layer.layer, events[0])
-            transfer.landing.put((layer.layer, size, events[0]))
+                event = cuda.record(share.device, stream.ptr)
+        assert event is not None
+        transit.submitted(layer, event)
 
-    def _stream(self, transfer: _Transfer, device: int) -> Any:
+    def _give(self, transit: Transit, share: Share, stream: Any) -> None:
+        shape = share.shape
+        if shape.table is None:
+            targets, sources = shape.copies(share.addresses, to_device=transit.to_device)
+            cuda.copy_all(targets, sources, shape.sizes, stream.ptr, to_device=transit.to_device)
+        else:
+            table = (shape.placed, shape.runs)
+            self._kernel.launch(share.device, stream, table, share.placed, to_device=transit.to_device)
+
+    def _upload(self, transit: Transit, planned: Sequence[PlannedLayer]) -> None:
+        """Bring the kernel's tables and addresses to the devices, in one copy for each."""
+        by_device: dict[int, list[Share]] = {}
+        for layer in planned:
+            for share in layer.shares:
+                if share.shape.table is not None:
+                    by_device.setdefault(share.device, []).append(share)
+        for device, shares in by_device.items():
+            words = []
+            tables = {id(share.shape): share.shape for share in shares if not share.shape.placed}
+            for shape in tables.values():
+                assert shape.table is not None
+                words.append(shape.table)
+            words.append(np.array([address for share in shares for address in share.addresses], dtype=np.int64))
+            stream = self._stream(transit, device)
+            with cuda.current(device):
+                place, keep = cuda.upload(np.concatenate(words), device, stream)
+            transit.keep.append(keep)
+            for shape, table in zip(tables.values(), words, strict=False):
+                shape.placed = place
+                place += table.nbytes
+            for share in shares:
+                share.placed = place
+                place += 8 * len(share.addresses)
+
+    def _stream(self, transit: Transit, device: int) -> Any:
         """The stream of the transfer's direction; at the transfer's first use it waits for the producer."""
-        stream = transfer.streams.get(device)
+        stream = transit.streams.get(device)
         if stream is None:
-            key = (device, transfer.to_device)
+            key = (device, transit.to_device)
             with self._lock:
                 stream = self._streams.get(key)
                 if stream is None:
                     stream = self._streams[key] = cuda.new_stream(device)
-            for event in transfer.after:
+            for event in transit.after:
                 event.wait_on(stream.ptr)
-            transfer.streams[device] = stream
+            transit.streams[device] = stream
         return stream
 
-    def _land(self, transfer: _Transfer) -> None:
-        """Wait for the layers' events in order and tell the progress."""
-        try:
-            for layer, size, event in iter(transfer.landing.get, None):
-                try:
-                    event.synchronize()
-                except (MmkvError, RuntimeError) as error:
-                    transfer.fail(TransferError(f"layer {layer}: the device failed to copy: {error}", layer=layer))
-                    continue
-                transfer.progress.moved(self.path, size)
-                transfer.progress.landed(layer)
-            if transfer.failed:
-                # Copies that no event follows may be under way.
-                for stream in transfer.streams.values():
-                    stream.synchronize()
-        except Exception as error:
-            transfer.fail(error)
-        finally:
-            transfer.keep.clear()
-            transfer.progress.released()
+    # --- what is not, and what waits for a gate --------------------------------------------------------------------
 
-    # --- layers that wait, for a gate or for their segments to be page-locked -----------------------------------
-
-    def _share(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> _Shares:
-        """Who moves which layer, where not all segments are page-locked."""
+    def _leave_to_fallback(self, transit: Transit, layers: Sequence[LayerCopies]) -> list[LayerCopies]:
+        """Let the fallback move the layers that are not page-locked, which the background does next. Gives the rest."""
+        assert self._fallback is not None
         own: list[LayerCopies] = []
-        shares = _Shares(own, [], [])
+        others: list[LayerCopies] = []
+        missing: list[tuple[PoolFile, int, int]] = []
         for layer in layers:
-            lacks = [place for place in _places(layer, transfer.planner) if _key(place) not in self._locked.bases]
-            cost = sum(file.segment_bytes for file, _, _ in lacks)
-            refused = any(self._locked.is_refused(_key(place)) for place in lacks)
-            if self._fallback is not None and (refused or cost > _WORTH_LOCKING * layer.bytes):
-                shares.others.append(layer)
+            lacks = [place for place in _places(layer) if (place[0].identity, place[1]) not in self._locked.bases]
+            (others if lacks else own).append(layer)
+            missing += lacks
+        if others:
+            self._locked.prepare(missing, first=True)
+            transit.progress.add_part()
+            if transit.to_device:
+                self._fallback.read(others, transit.progress, transit.after, transit.gate)
             else:
-                own.append(layer)
-                shares.missing.extend(lacks)
-        return shares
+                self._fallback.write(others, transit.progress, transit.after)
+        return own
 
-    def _start_step_by_step(self, transfer: _Transfer, shares: _Shares) -> None:
-        """Page-lock what is missing with several threads; submit each layer when it may be and its segments are."""
-        queue = iter(shares.missing)
-        turn = threading.Lock()
-        for _ in range(min(_LOCKING_THREADS, len(shares.missing))):
-            self._run(partial(self._lock_segments, transfer, queue, turn))
-        # Before the own layers can be done, so that the progress is not released without these.
-        if shares.others:
-            self._by_fallback(transfer, shares.others)
-        self._run(partial(self._submit_step_by_step, transfer, shares.own))
+    def _lock_ahead(self, transit: Transit, layers: Sequence[LayerCopies]) -> None:
+        """Page-lock what layers lack, with several threads, in their order."""
+        if self._fallback is None:
+            places = [place for layer in layers for place in _places(layer)]
+            missing = [place for place in places if (place[0].identity, place[1]) not in self._locked.bases]
+            queue, turn = iter(missing), threading.Lock()
+            for _ in range(min(_LOCKING_THREADS, len(missing))):
+                self._run(partial(self._lock_places, transit, queue, turn))
 
-    def _lock_segments(
-        self, transfer: _Transfer, queue: Iterator[tuple[PoolFile, int, int]], turn: threading.Lock
-    ) -> None:
-        while not transfer.progress.stopped:
+    def _lock_places(self, transit: Transit, queue: Iterator[tuple[PoolFile, int, int]], turn: threading.Lock) -> None:
+        while not transit.progress.stopped:
             with turn:
                 place = next(queue, None)
             if place is None:
@@ -267,125 +277,43 @@ class MappedStore(Store):
             try:
                 self._locked.lock(*place)
             except MmkvError:
-                # The layer that needs it finds out and takes another path.
+                # The layer that needs it finds out.
                 continue
 
-    def _submit_step_by_step(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> None:
+    def _submit_one_by_one(self, transit: Transit, layers: Sequence[LayerCopies]) -> None:
+        """Submit each layer when its gate lets it and its segments are page-locked."""
         try:
             for layer in layers:
-                if transfer.progress.stopped:
+                if transit.progress.stopped:
                     break
-                try:
-                    for place in _places(layer, transfer.planner):
-                        self._locked.lock(*place)
-                except MmkvError as error:
-                    if self._fallback is None:
-                        raise TransferError(f"layer {layer.layer}: {error}", layer=layer.layer) from error
-                    self._by_fallback(transfer, [layer])
-                    continue
-                batch = self._plan(transfer, [layer])
-                event = transfer.gate(layer.layer) if transfer.gate is not None and layer.copies else None
-                self._submit(transfer, batch, event)
+                planned = self._plan_locked(transit.planner, layer)
+                event = transit.gate(layer.layer) if transit.gate is not None and layer.copies else None
+                self._submit(transit, [planned], event)
         except Exception as error:
-            transfer.fail(error)
+            transit.fail(error)
         finally:
-            transfer.landing.put(None)
+            transit.landing.put(None)
 
-    def _by_fallback(self, transfer: _Transfer, layers: Sequence[LayerCopies]) -> None:
-        assert self._fallback is not None
-        transfer.progress.add_part()
-        if transfer.to_device:
-            self._fallback.read(layers, transfer.progress, transfer.after, transfer.gate)
-        else:
-            self._fallback.write(layers, transfer.progress, transfer.after)
-
-
-class _Parts:
-    """The progress of a transfer that several stores share: ended and released once all of them let go."""
-
-    def __init__(self, whole: Progress, ended: Callable[[], None]) -> None:
-        self._whole = whole
-        self._ended = ended
-        self._held = 1
-        self._lock = threading.Lock()
-        self.submitted = whole.submitted
-        self.landed = whole.landed
-        self.moved = whole.moved
-        self.failed = whole.failed
-
-    @property
-    def stopped(self) -> bool:
-        return self._whole.stopped
-
-    def add_part(self) -> None:
-        with self._lock:
-            self._held += 1
-
-    def released(self) -> None:
-        with self._lock:
-            self._held -= 1
-            last = self._held == 0
-        if last:
-            self._ended()
-            self._whole.released()
+    def _plan_locked(self, planner: Planner, layer: LayerCopies) -> PlannedLayer:
+        try:
+            return self._plan(planner, layer)
+        except NotLockedError:
+            pass
+        try:
+            for place in _places(layer):
+                self._locked.lock(*place)
+        except MmkvError as error:
+            raise TransferError(f"layer {layer.layer}: {error}", layer=layer.layer) from error
+        return self._plan(planner, layer)
 
 
-@dataclass(slots=True, eq=False)
-class _Transfer:
-    """One call of `read` or `write`.
-
-    `landing` holds layers with their bytes and events, in order, and `None` when nothing more will be submitted.
-    """
-
-    progress: _Parts
-    after: tuple[Event, ...]
-    to_device: bool
-    gate: Gate | None
-    planner: Planner
-    landing: SimpleQueue[tuple[int, int, Event] | None] = field(default_factory=SimpleQueue)
-    streams: dict[int, Any] = field(default_factory=dict)
-    keep: list[object] = field(default_factory=list)
-    failed: bool = False
-
-    def fail(self, error: Exception) -> None:
-        self.failed = True
-        self.progress.failed(error if isinstance(error, MmkvError) else TransferError(f"the copy failed: {error}"))
-
-
-@dataclass(slots=True, eq=False)
-class _Shares:
-    """The layers that this store moves, those of its fallback, and the segments that have yet to be page-locked."""
-
-    own: Sequence[LayerCopies]
-    others: list[LayerCopies]
-    missing: list[tuple[PoolFile, int, int]]
-
-
-def _places(layer: LayerCopies, planner: Planner) -> list[tuple[PoolFile, int, int]]:
+def _places(layer: LayerCopies) -> list[tuple[PoolFile, int, int]]:
     """The files and segments that a layer touches, each with a device that reaches for it."""
-    places: dict[SegmentKey, tuple[PoolFile, int, int]] = {}
+    places: dict[tuple[PoolFile, int], tuple[PoolFile, int, int]] = {}
     for copy in layer.copies:
         device = copy.buffer.device
         if device is None:
             raise ValueError(f"layer {layer.layer}, {copy.name!r}: host memory moves by no page-locked map")
-        for segment in planner.segments(copy):
-            places.setdefault((copy.file.identity, segment), (copy.file, segment, device))
+        for segment in segments_of(copy):
+            places.setdefault((copy.file, segment), (copy.file, segment, device))
     return list(places.values())
-
-
-def _key(place: tuple[PoolFile, int, int]) -> SegmentKey:
-    return place[0].identity, place[1]
-
-
-def _check_whole(layer: LayerCopies, planner: Planner) -> None:
-    """Check that the files reach to the end of the last segments that are touched: a map does not tell."""
-    ends: dict[PoolFile, tuple[int, str]] = {}
-    for copy in layer.copies:
-        if segments := planner.segments(copy):
-            end = (segments[-1] + 1) * copy.file.segment_bytes
-            ends[copy.file] = max(ends.get(copy.file, (0, "")), (end, copy.name))
-    for file, (end, name) in ends.items():
-        try:
-            file.require(end)
-        except MmkvError as error:
-            raise TransferError(f"layer {layer.layer}, {name!r}: {error}", layer=layer.layer, plane=name) from error

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv.store.contract import Gate, LayerCopies, Progress, Store
 from mmkv.store.files import PoolFile
-from mmkv.store.lanes import Lanes, Piece, drain, read_batches, write_batches
+from mmkv.store.lanes import Lanes, drain
+from mmkv.store.pieces import Piece, read_batches, write_batches
+from mmkv.store.vectors import read_scattered, write_gathered
 
 if TYPE_CHECKING:
     from mmkv.device import Event
@@ -68,9 +70,15 @@ class PosixStore(Store):
 
 def read_piece(piece: Piece) -> None:
     """Read a piece into its buffer, or raise what went wrong."""
+    if piece.scatter is not None:
+        read_scattered(piece, piece.scatter)
+        return
     piece.copy.file.read(piece.copy.buffer.host_view(piece.buffer_offset, piece.size), piece.file_offset)
 
 
 def write_piece(piece: Piece) -> None:
     """Write a piece into its file, or raise what went wrong."""
+    if piece.scatter is not None:
+        write_gathered(piece, piece.scatter)
+        return
     piece.copy.file.write(piece.copy.buffer.host_view(piece.buffer_offset, piece.size), piece.file_offset)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from mmkv import device as cuda
@@ -12,7 +14,9 @@ from mmkv.device import Event
 from mmkv.errors import MmkvError
 from mmkv.store.contract import Gate, LayerCopies, Progress, Store
 from mmkv.store.files import PoolFile
-from mmkv.store.lanes import Lanes, Piece, drain, read_batches, write_batches
+from mmkv.store.kernel import CopyKernel
+from mmkv.store.lanes import Lanes, drain
+from mmkv.store.pieces import Piece, read_batches, write_batches
 
 __all__ = ["StagedStore"]
 
@@ -21,6 +25,8 @@ _PIECE_BYTES = 4 << 20
 
 class StagedStore(Store):
     """Copies between device memory and files through host memory: `preadv` or `pwritev`, and a copy by the device.
+
+    Rows that lie scattered in device memory but together in the file are copied together, by a kernel.
 
     Parameters
     ----------
@@ -36,6 +42,7 @@ class StagedStore(Store):
         self._threads = threads
         self._reason = reason
         self._lanes = Lanes("mmkv-staged")
+        self._kernel = CopyKernel()
         self._idle: list[_Bounce] = []
         self._lock = threading.Lock()
 
@@ -87,7 +94,7 @@ class StagedStore(Store):
 
     def _bounce(self) -> _Bounce:
         with self._lock:
-            return self._idle.pop() if self._idle else _Bounce()
+            return self._idle.pop() if self._idle else _Bounce(self._kernel)
 
     def _give_back(self, bounce: _Bounce) -> None:
         # One whose copy failed is not given back: the device may still be at it.
@@ -98,9 +105,10 @@ class StagedStore(Store):
 class _Bounce:
     """Page-locked memory for one piece, and a stream for each device."""
 
-    __slots__ = ("_memory", "_streams", "_view")
+    __slots__ = ("_kernel", "_memory", "_streams", "_view")
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: CopyKernel) -> None:
+        self._kernel = kernel
         self._memory = cuda.pinned(_PIECE_BYTES)
         self._view = memoryview(self._memory).cast("B")
         self._streams: dict[int, Any] = {}
@@ -130,8 +138,21 @@ class _Bounce:
         if device not in self._streams:
             self._streams[device] = cuda.new_stream(device)
         stream = self._streams[device]
-        address = piece.copy.buffer.address + piece.buffer_offset
-        target, source = (address, self._memory.ptr) if to_device else (self._memory.ptr, address)
         with cuda.current(device):
-            cuda.copy_async(target, source, piece.size, stream.ptr, to_device=to_device)
+            keep = self._submit(piece, device, stream, to_device=to_device)
             stream.synchronize()
+        del keep
+
+    def _submit(self, piece: Piece, device: int, stream: Any, *, to_device: bool) -> object:
+        memory, buffer, scatter = self._memory.ptr, piece.copy.buffer.address, piece.scatter
+        if scatter is not None and self._kernel.ready(device):
+            return self._kernel.move_parts(memory, buffer, scatter, device, stream, to_buffer=to_device)
+        if scatter is None:
+            offsets, sizes = [piece.buffer_offset], [piece.size]
+        else:
+            offsets, sizes = scatter.buffer_offsets.tolist(), scatter.sizes.tolist()
+        in_array = [buffer + offset for offset in offsets]
+        in_memory = [memory + before for before in accumulate(sizes[:-1], initial=0)]
+        targets, sources = (in_array, in_memory) if to_device else (in_memory, in_array)
+        cuda.copy_all(targets, sources, array("Q", sizes), stream.ptr, to_device=to_device)
+        return None

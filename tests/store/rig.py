@@ -162,6 +162,32 @@ def make_case(
     return Case(layers, arrays)
 
 
+def make_paged_case(
+    rig: Rig, rng: np.random.Generator, layers: int, page_bytes: Sequence[int], pages: int, *, tag: str = ""
+) -> Case:
+    """Copies of pages that follow each other in the file and lie in random places of the arrays.
+
+    Like layers share their arrays of offsets. Two pages at the end follow each other in both.
+    """
+    shares = []
+    for index, size in enumerate(page_bytes):
+        table = np.append(rng.permutation(pages - 2), (pages - 2, pages - 1))
+        start = sum(page_bytes[:index]) * pages
+        order = rng.permutation(pages)
+        shares.append((start + size * order, size * table[order], np.full(pages, size, np.int64)))
+    assert sum(page_bytes) * pages <= SEGMENT_BYTES
+    case = Case([], [])
+    for number in range(layers):
+        file = rig.file(f"{tag}{number:04}.kv")
+        copies = []
+        for index, share in enumerate(shares):
+            array = rig.array_of(rng.integers(0, 256, page_bytes[index] * pages, dtype=np.uint8))
+            copies.append(Copy(f"plane{index}", file, buffer_of(array), *share))
+            case.arrays.append((copies[-1], array))
+        case.layers.append(LayerCopies(number, tuple(copies)))
+    return case
+
+
 def _places(rng: np.random.Generator, runs: Sequence[int], room: int, plane: int, shift: int) -> list[int]:
     used = [shift] * SEGMENTS
     places = []

@@ -39,13 +39,11 @@ def describe(fs_type: str, path: Path, choice: str = "auto") -> dict[str, object
 def test_files_in_ram_are_page_locked(kvikio: None, tmp_path: Path) -> None:
     description = describe("tmpfs", tmp_path)
     assert description["path"] == "mapped"
-    assert description["fallback"] == {
-        "path": "kvikio-posix", "threads": 2, "reason": description["fallback"]["reason"]  # type: ignore[index]
-    }  # fmt: skip
+    assert description["fallback"] == {"path": "posix", "threads": 2}
 
 
-def test_the_fallback_without_kvikio_is_posix(no_kvikio: None, tmp_path: Path) -> None:
-    assert describe("tmpfs", tmp_path)["fallback"]["path"] == "posix"  # type: ignore[index]
+def test_files_in_ram_need_no_kvikio(no_kvikio: None, tmp_path: Path) -> None:
+    assert describe("tmpfs", tmp_path)["path"] == "mapped"
 
 
 def test_hugetlbfs_has_no_fallback(kvikio: None, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mmkv.errors import MmkvError, TransferError
 from mmkv.store import DirectStore, direct
 from tests import simulated
-from tests.store.rig import Rig, make_case
+from tests.store.rig import Rig, make_case, make_paged_case
 from tests.store.test_stores import round_trip
 
 
@@ -111,6 +111,37 @@ def test_handles_are_kept_and_closed(rig_of: Any, tmp_path: Path, monkeypatch: p
     assert kvikio.CuFile.opened == 3
     rig.store.close()
     assert kvikio.CuFile.opened == 0
+
+
+@pytest.mark.parametrize("compiler_works", [True, False])
+def test_pages_move_together_through_a_bounce_buffer(
+    rig_of: Any,
+    simulated_cuda: simulated.SimulatedCuda,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiler_works: bool,
+) -> None:
+    kvikio = simulated.install_kvikio(monkeypatch)
+    simulated_cuda.compiler_works = compiler_works
+    rig = rig_of(DirectStore(tmp_path, 2))
+    rng = np.random.default_rng(4)
+    case = make_paged_case(rig, rng, 3, (1024, 512), 500)
+    calls: list[int] = []
+    raw_read = kvikio.CuFile.raw_read
+
+    def counted(self: Any, buffer: Any, size: int, *arguments: Any) -> int:
+        calls.append(size)
+        return int(raw_read(self, buffer, size, *arguments))
+
+    kvikio.CuFile.raw_read = counted
+    allocated = len(simulated_cuda.allocated)
+    round_trip(rig, rng, case)
+    assert sum(calls) == case.bytes
+    if compiler_works:
+        assert len(calls) == 3 * 2
+        assert simulated_cuda.launches == 2 * 3 * 2
+        bounces = [size for size, _, _ in list(simulated_cuda.allocated.values())[allocated:] if size == 4 << 20]
+        assert len(bounces) <= 2
 
 
 @pytest.mark.parametrize(

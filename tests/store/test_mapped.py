@@ -14,7 +14,7 @@ import pytest
 from mmkv import device as cuda
 from mmkv.buffer import buffer_of
 from mmkv.errors import MmkvError, TransferError
-from mmkv.store import Copy, LayerCopies, MappedStore, StagedStore, Store, locked
+from mmkv.store import Copy, LayerCopies, MappedStore, PoolFile, StagedStore, Store, locked
 from tests.simulated import CUDARuntimeError, SimulatedCuda
 from tests.store.rig import SEGMENT_BYTES, SEGMENTS, Case, Recorder, Rig, make_case
 from tests.store.test_stores import check_all_equal, expect_in_arrays, round_trip
@@ -86,7 +86,21 @@ def test_many_short_runs_take_one_launch_a_layer_and_long_ones_a_copy_each(
     prepare_all(rig, case)
     rig.read(case.layers).ok()
     assert simulated_cuda.launches == 1
+    # The table, and the runs of the other layers.
     assert simulated_cuda.copies == 1 + 1 + 2
+    assert simulated_cuda.batches == 0
+
+
+def test_few_runs_are_given_in_one_batch_a_layer(make_rig: MakeRig, simulated_cuda: SimulatedCuda) -> None:
+    rig = make_rig(MappedStore(None))
+    rng = np.random.default_rng(20)
+    case = make_case(rig, rng, [[[70_000], [900, 900], [90]]] * 3)
+    prepare_all(rig, case)
+    round_trip(rig, rng, case)
+    assert simulated_cuda.batches == 2 * 3
+    simulated_cuda.takes_batches = False
+    round_trip(rig, rng, case)
+    assert simulated_cuda.batches == 2 * 3
 
 
 def test_without_a_compiler_every_run_is_copied(
@@ -171,7 +185,69 @@ def test_the_background_gives_way_to_transfers(
     assert simulated_cuda.registrations == 0
     gate.set()
     recorder.ok()
-    wait_until(lambda: simulated_cuda.registrations == SEGMENTS)
+    # What the transfer lacked, and what was asked for.
+    wait_until(lambda: simulated_cuda.registrations == 1 + SEGMENTS)
+
+
+def test_what_a_transfer_lacked_is_page_locked_first(
+    make_rig: MakeRig, simulated_cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locked, "_PATIENCE_SECONDS", 30)
+    monkeypatch.setattr(locked, "_WORKERS", 1)
+    store = MappedStore(StagedStore(2))
+    rig = make_rig(store)
+    case = make_case(rig, np.random.default_rng(18), [[[1000]], [[2000]], [[3000]]])
+    files = [layer.copies[0].file for layer in case.layers]
+    locking: list[tuple[int, int]] = []
+    lock = store._locked.lock
+
+    def watched(file: PoolFile, segment: int, device: int) -> None:
+        locking.append((files.index(file), segment))
+        lock(file, segment, device)
+
+    monkeypatch.setattr(store._locked, "lock", watched)
+    stream, gate = simulated_cuda.new_gated_stream(0)
+    first = rig.read(case.layers[:1], cuda.producer_events({0}, {0: stream}))
+    store.prepare(files, range(SEGMENTS))
+    last = rig.read(case.layers[2:])
+    segment = int(case.layers[2].copies[0].file_offsets[0]) // SEGMENT_BYTES
+    gate.set()
+    first.ok()
+    last.ok()
+    wait_until(lambda: len(locking) == 3 * SEGMENTS)
+    assert locking[0] == (2, segment)
+    assert len(set(locking)) == len(locking)
+
+
+def test_layers_alike_share_a_table(make_rig: MakeRig, simulated_cuda: SimulatedCuda) -> None:
+    rig = make_rig(MappedStore(None))
+    case = make_case(rig, np.random.default_rng(19), [[[700] * 100, [30] * 100]] * 8)
+    first = case.layers[0].copies
+    alike = Case([], case.arrays)
+    for layer in case.layers:
+        copies = [
+            Copy(copy.name, copy.file, copy.buffer, like.file_offsets, like.buffer_offsets, like.sizes)
+            for copy, like in zip(layer.copies, first, strict=True)
+        ]
+        alike.layers.append(LayerCopies(layer.layer, tuple(copies)))
+    everything = np.zeros(100 * 740, np.uint8)
+    arrays = [[rig.array_of(everything) for _ in layer.copies] for layer in alike.layers]
+    alike.arrays = []
+    for layer, row in zip(list(alike.layers), arrays, strict=True):
+        copies = [
+            Copy(copy.name, copy.file, buffer_of(array), copy.file_offsets, copy.buffer_offsets, copy.sizes)
+            for copy, array in zip(layer.copies, row, strict=True)
+        ]
+        alike.layers[layer.layer] = LayerCopies(layer.layer, tuple(copies))
+        alike.arrays += zip(copies, row, strict=True)
+    prepare_all(rig, alike)
+    expected = expect_in_arrays(rig, alike)
+    before = simulated_cuda.copies
+    rig.read(alike.layers).ok()
+    check_all_equal([array.values for _, array in alike.arrays], expected)
+    assert simulated_cuda.launches == 8
+    # One table; and addresses for one layer, then two, four and one more.
+    assert simulated_cuda.copies - before == 4
 
 
 def test_closing_unlocks_everything_and_nothing_leaks(make_rig: MakeRig, simulated_cuda: SimulatedCuda) -> None:

@@ -16,7 +16,7 @@ from mmkv import device as cuda
 from mmkv.errors import MmkvError, TransferError
 from mmkv.store import DirectStore, LayerCopies, MappedStore, PosixStore, StagedStore, Store
 from tests import simulated
-from tests.store.rig import SEGMENT_BYTES, SEGMENTS, Case, Recorder, Rig, make_case, runs_of
+from tests.store.rig import SEGMENT_BYTES, SEGMENTS, Case, Recorder, Rig, make_case, make_paged_case, runs_of
 
 KINDS = {
     "posix": (lambda _: PosixStore(3), {"posix"}),
@@ -117,6 +117,17 @@ def test_many_short_runs(rig: Rig) -> None:
     rng = np.random.default_rng(2)
     sizes = [[rng.integers(1, 5000, 400).tolist(), [24] * 300], [[33_000] * 40]]
     round_trip(rig, rng, make_case(rig, rng, sizes, shift=3))
+
+
+@pytest.mark.parametrize("page_bytes", [(512, 96), (3000,), (20_000, 7)])
+def test_pages_that_lie_together_in_the_file(rig: Rig, page_bytes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(sum(page_bytes))
+    round_trip(rig, rng, make_paged_case(rig, rng, 3, page_bytes, 200))
+
+
+def test_more_pages_than_one_call_takes(rig: Rig) -> None:
+    rng = np.random.default_rng(14)
+    round_trip(rig, rng, make_paged_case(rig, rng, 2, (16, 24), 3000))
 
 
 def test_no_layer_at_all(rig: Rig) -> None:
