@@ -1,4 +1,4 @@
-"""Times the stores of device arrays by themselves, without a pool: `python -m benchmarks._probe_gpu DIR`."""
+"""Times device arrays through a pool and through its stores alone: `python -m benchmarks._probe_gpu DIR`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import _probe_pool
+from mmkv import device as cuda
+from mmkv import driver
 from mmkv.buffer import buffer_of
 from mmkv.device import Event
-from mmkv.store import Copy, DirectStore, LayerCopies, MappedStore, PoolFile, StagedStore, Store, mapped
+from mmkv.store import Copy, DirectStore, LayerCopies, MappedStore, PoolFile, StagedStore, Store, kernel, runs, staged
 
 LAYERS, TOKENS, SEGMENT_BYTES, SEGMENTS, REPEATS = 48, 131_072, 32 << 20, 6, 5
 PLANES = {"k": 512, "v": 256, "scale": 48}
@@ -95,14 +98,14 @@ def timed(move: Callable[..., None], layers: list[LayerCopies]) -> tuple[float, 
 def show(what: str, store: Store, layers: list[LayerCopies], repeats: int = REPEATS) -> None:
     size = sum(layer.bytes for layer in layers)
     for name, move in (("write", store.write), ("read", store.read)):
-        runs = [timed(move, layers) for _ in range(repeats + 1)][1:]
-        end = statistics.median(run[0] for run in runs)
-        submitted = statistics.median(run[1] for run in runs)
-        first = statistics.median(run[2] for run in runs)
+        all_runs = [timed(move, layers) for _ in range(repeats + 1)][1:]
+        end = statistics.median(run[0] for run in all_runs)
+        submitted = statistics.median(run[1] for run in all_runs)
+        first = statistics.median(run[2] for run in all_runs)
         runs_count = sum(len(copy.sizes) for layer in layers for copy in layer.copies)
         print(
             f"{what:34} {name:5} {size / end / 1e9:6.1f} GB/s  {1e3 * end:8.2f} ms  submitted {1e3 * submitted:6.2f} ms"
-            f"  first layer {1e3 * first:6.2f} ms  runs {runs_count}  {sorted(runs[-1][3])}", flush=True,
+            f"  first layer {1e3 * first:6.2f} ms  runs {runs_count}  {sorted(all_runs[-1][3])}", flush=True,
         )  # fmt: skip
 
 
@@ -140,6 +143,87 @@ def ceiling(cupy: Any, arrays: Sequence[dict[str, Any]]) -> None:
     runtime.freeHost(host)
 
 
+def locked(store: MappedStore, files: Sequence[PoolFile]) -> float:
+    """Page-lock everything; the seconds that it took."""
+    start = time.perf_counter()
+    store.prepare(files, range(SEGMENTS))
+    while store.describe()["locked_bytes"] < len(files) * SEGMENTS * SEGMENT_BYTES:
+        time.sleep(0.001)
+    return time.perf_counter() - start
+
+
+def sweep_kernel(store: MappedStore, layers: list[LayerCopies], what: str) -> None:
+    """What the kernel does with each number of blocks, loads under way and order of the warps."""
+    size = sum(layer.bytes for layer in layers)
+    for neighbours in (True, False):
+        for loads in (4, 8, 16):
+            kernel._NEIGHBOURS, kernel._LOADS = neighbours, loads
+            store._kernel = kernel.CopyKernel()
+            cells = []
+            for blocks in (8, 16, 24, 32):
+                kernel._READ_BLOCKS = kernel._WRITE_BLOCKS = blocks
+                ends = [min(timed(move, layers)[0] for _ in range(3)) for move in (store.write, store.read)]
+                cells.append(f"{blocks:3}: {size / ends[0] / 1e9:4.1f} / {size / ends[1] / 1e9:4.1f}")
+            print(
+                f"{what}, neighbours {neighbours!s:5}, loads {loads:2}, write / read  " + "   ".join(cells), flush=True
+            )
+
+
+def keep_kernel(store: MappedStore, neighbours: bool, loads: int, blocks: tuple[int, int]) -> None:
+    """Go back to what the module says."""
+    kernel._NEIGHBOURS, kernel._LOADS = neighbours, loads
+    kernel._WRITE_BLOCKS, kernel._READ_BLOCKS = blocks
+    store._kernel = kernel.CopyKernel()
+
+
+def sweep_kernels(store: MappedStore, files: Sequence[PoolFile], arrays: Sequence[dict[str, Any]]) -> None:
+    """The kernel on pages of a plane of 16 KiB and 32 KiB, with their smaller fellows, and on extents."""
+    kept = kernel._NEIGHBOURS, kernel._LOADS, (kernel._WRITE_BLOCKS, kernel._READ_BLOCKS)
+    whole = contiguous(TOKENS)
+    for tokens, what in ((32, "pages of 16 KiB"), (64, "pages of 32 KiB"), (2048, "extents of 1 MiB")):
+        sweep_kernel(store, copies_of(files[:12], arrays[:12], cut(whole, tokens), 1), what)
+    keep_kernel(store, *kept)
+
+
+def sweep_engine(store: MappedStore, files: Sequence[PoolFile], arrays: Sequence[dict[str, Any]]) -> None:
+    """From which size of runs on the copy engine is the faster one, and what batches spare the host."""
+    kept, whole = runs._LONG_BYTES, contiguous(TOKENS)
+    cases = [(f"extents of {n} tokens", copies_of(files, arrays, cut(whole, n), 1)) for n in (2048, 4096, 8192)]
+    cases.append(("8 heads", copies_of(files, arrays, whole, 8)))
+    for what, layers in cases:
+        for long_bytes, who in ((1, "engine"), (1 << 40, "kernel")):
+            runs._LONG_BYTES = long_bytes
+            show(f"{what}, {who}", store, layers, 2)
+    runs._LONG_BYTES = kept
+    least = cuda._LEAST_BATCH
+    for what, extents in (("whole", whole), ("383 tokens", [(0, 0, 383)])):
+        for batch in (1, 1 << 40):
+            cuda._LEAST_BATCH = batch
+            show(f"{what}, {'batches' if batch == 1 else 'copy by copy'}", store, copies_of(files, arrays, extents, 1))
+    cuda._LEAST_BATCH = least
+
+
+def first_takes(directory: Path, files: Sequence[PoolFile], layers: list[LayerCopies]) -> None:
+    """Reads that begin while nothing is page-locked, and go on while the background page-locks."""
+    size = sum(layer.bytes for layer in layers)
+    for megabytes in (0, 1, 2, 4):
+        if megabytes:
+            staged._PIECE_BYTES = megabytes << 20
+        name = f"bounce buffers of {megabytes} MiB" if megabytes else "kvikio"
+        store = MappedStore(StagedStore(12) if megabytes else DirectStore(directory, 12))
+        start = time.perf_counter()
+        store.prepare(files, range(SEGMENTS))
+        takes = []
+        for _ in range(4):
+            end, _, first, paths = timed(store.read, layers)
+            takes.append(f"{size / end / 1e9:5.1f} GB/s (first layer {1e3 * first:5.1f} ms, {'+'.join(sorted(paths))})")
+        while store.describe()["locked_bytes"] < LAYERS * SEGMENTS * SEGMENT_BYTES:
+            time.sleep(0.001)
+        print(f"takes one after the other by {name}: {', '.join(takes)}; all page-locked after "
+              f"{time.perf_counter() - start:.2f} s", flush=True)  # fmt: skip
+        store.close()
+
+
 def main(where: Path) -> None:
     """Time everything in a directory on tmpfs."""
     import cupy
@@ -153,6 +237,9 @@ def main(where: Path) -> None:
         ]
         cupy.cuda.runtime.deviceSynchronize()
         ceiling(cupy, arrays)
+        print("batches:", driver._batch_call() is not None)
+        _probe_pool.main(directory / "pool", arrays)
+        shutil.rmtree(directory / "pool")
         files = [PoolFile(directory / f"{n:04}.kv", SEGMENT_BYTES, create=True) for n in range(LAYERS)]
         for file in files:
             for segment in range(SEGMENTS):
@@ -160,40 +247,27 @@ def main(where: Path) -> None:
         whole = contiguous(TOKENS)
         layers = copies_of(files, arrays, whole, 1)
         store = MappedStore(None)
-        start = time.perf_counter()
-        store.prepare(files, range(SEGMENTS))
-        while store.describe()["locked_bytes"] < LAYERS * SEGMENTS * SEGMENT_BYTES:
-            time.sleep(0.001)
-        print(f"page-locked fresh pages in the background: {time.perf_counter() - start:.2f} s", flush=True)
+        print(f"page-locked fresh pages in the background: {locked(store, files):.2f} s", flush=True)
         verify(store, layers, arrays, cupy)
         show("mapped, whole", store, layers)
         pieces = cut(whole, TOKENS // 64)
-        verify(store, copies_of(files, arrays, pieces, 1), arrays, cupy)
-        show("mapped, 64 extents", store, copies_of(files, arrays, pieces, 1))
-        show("mapped, 8 heads", store, copies_of(files, arrays, whole, 8))
-        show("mapped, 8 heads, 64 extents", store, copies_of(files, arrays, pieces, 8))
-        show("mapped, pages of 32 tokens", store, copies_of(files, arrays, cut(whole, 32), 1), 3)
-        show("mapped, 383 tokens", store, copies_of(files, arrays, [(0, 0, 383)], 1))
+        for what, extents, heads in (("64 extents", pieces, 1), ("8 heads, 64 extents", pieces, 8)):
+            verify(store, copies_of(files, arrays, extents, heads), arrays, cupy)
+            show(f"mapped, {what}", store, copies_of(files, arrays, extents, heads), 3)
+        pages = copies_of(files, arrays, cut(whole, 32), 1)
+        verify(store, pages, arrays, cupy)
+        show("mapped, pages of 32 tokens", store, pages, 3)
+        sweep_kernels(store, files, arrays)
+        sweep_engine(store, files, arrays)
         start = time.perf_counter()
         store.close()
         print(f"closed in {time.perf_counter() - start:.2f} s", flush=True)
-        for worth in (4, 0):
-            mapped._WORTH_LOCKING = worth
-            for wait in (None, 0.0, 0.05):
-                fresh = MappedStore(DirectStore(directory, 12))
-                if wait is not None:
-                    fresh.prepare(files, range(SEGMENTS))
-                    time.sleep(wait)
-                end, _, first, paths = timed(fresh.read, layers)
-                size = sum(layer.bytes for layer in layers)
-                print(
-                    f"first take of a new process, worth {worth}, prepared {wait}: {size / end / 1e9:5.1f} GB/s, "
-                    f"first layer {1e3 * first:.1f} ms, {sorted(paths)}", flush=True,
-                )  # fmt: skip
-                fresh.close()
+        first_takes(directory, files, layers)
         for other in (DirectStore(directory, 12), StagedStore(12)):
-            print(other.describe())
-            show(type(other).__name__, other, layers, 3)
+            name = type(other).__name__
+            verify(other, pages, arrays, cupy)
+            show(f"{name}, whole", other, layers, 2)
+            show(f"{name}, pages of 32 tokens", other, pages, 1)
             other.close()
     finally:
         shutil.rmtree(directory)

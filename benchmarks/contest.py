@@ -24,11 +24,11 @@ __all__ = ["CONTENDERS", "TITLES", "Contest", "Timing", "run_contest", "summary"
 TITLES = {
     "ram": "RAM only, page-locked",
     "mmkv": "mmkv",
-    "ram_pageable": "RAM only, as the report's engine does it",
+    "ram_pageable": "RAM only, pageable, as the bug report's engine does it",
     "mmkv_direct": "mmkv through kvikio, in RAM",
     "mmkv_disk": "mmkv through kvikio, on a disk, cold",
     "safetensors": "safetensors, in RAM",
-    "torch": "torch.save, torch.load(mmap=True), in RAM",
+    "torch": "torch.save and torch.load(mmap=True), in RAM",
     "fastsafetensors": "fastsafetensors, in RAM",
 }
 # Conversations' worth of memory that each takes in RAM; `ram` is the rig's own.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import mmkv
 from mmkv.catalog import Catalog, ConversationRow
@@ -108,10 +109,10 @@ class Mirror:
         self.model[name] = Parked(ids, namespace, former is not None and former.pinned)
         self._note_evictions(evictions, keep)
 
-    def take(self, name: str, tokens: int | None = None, have: int = 0, *, check: bool = True) -> None:
+    def take(self, name: str, tokens: int | None = None, have: int = 0) -> None:
         """Take a conversation or a prefix of it; a prefix must end at a checkpoint where there are states."""
         parked = self.model[name]
-        self._take(name, parked.ids, parked.namespace, tokens, have, self.pool.info(name).checkpoints, check=check)
+        self._take(name, parked.ids, parked.namespace, tokens, have, self.pool.info(name).checkpoints)
 
     def _take(
         self,
@@ -121,20 +122,15 @@ class Mirror:
         tokens: int | None,
         have: int,
         checkpoints: tuple[int, ...],
-        *,
-        check: bool = True,
     ) -> None:
         count = len(ids) if tokens is None else tokens
         have = min(have, count)
         slot = make_slot(self.layout, count + 5, fill=FILL)
         if self.layout.state_bytes and count not in checkpoints:
-            try:
+            with pytest.raises(ValueError, match="has no checkpoint at"):
                 self.pool.take(source, slot, tokens=count, have=have)
-            except ValueError as error:
-                assert "has no checkpoint at" in str(error)
-                assert_untouched(slot, FILL)
-                return
-            raise AssertionError(f"a take of {count} tokens between the checkpoints {checkpoints}")
+            assert_untouched(slot, FILL)
+            return
         receipt = self.pool.take(source, slot, tokens=tokens, have=have).result(60)
         assert (receipt.tokens, receipt.tokens_written) == (count, count - have)
         assert_holds(slot, ids[:count], have=have, fill=FILL, salt=namespace)
@@ -176,12 +172,17 @@ class Mirror:
         """Fork; the target must be free, and a prefix end at a checkpoint where there are states."""
         parked = self.model[source]
         count = len(parked.ids) if tokens is None else tokens
-        try:
-            self.pool.fork(source, target, tokens)
-        except ValueError as error:
-            assert target in self.model or "no checkpoint at" in str(error)
+        if target in self.model:
+            expected = "exists already"
+        elif self.layout.state_bytes and count not in self.pool.info(source).checkpoints:
+            expected = "has no checkpoint at"
+        else:
+            expected = ""
+        if expected:
+            with pytest.raises(ValueError, match=expected):
+                self.pool.fork(source, target, tokens)
             return
-        assert target not in self.model
+        self.pool.fork(source, target, tokens)
         self.model[target] = Parked(parked.ids[:count], parked.namespace)
 
     def drop(self, name: str) -> None:
@@ -302,7 +303,7 @@ def check_pool(pool: mmkv.Pool, leased: list[Version]) -> None:
     for kind in KINDS:
         segments = space.allocator(kind).segments
         for file in space.files(kind):
-            assert os.fstat(file.fd).st_blocks * 512 <= len(segments) * file.segment_bytes + 4096
+            assert os.fstat(file.fd).st_blocks * 512 <= len(segments) * file.segment_bytes + 4096, (os.fstat(file.fd), segments, file)
             assert file.size >= (max(segments, default=-1) + 1) * file.segment_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import mmkv
 from tests.computed import (
     HYBRID,
     UNIFORM,
+    Ids,
     assert_parked,
     assert_untouched,
     computed,
@@ -459,9 +461,9 @@ def test_a_damaged_layer_file_of_an_open_pool(pool_dir: Path, which: int, damage
     with mmkv.Pool.open(pool_dir, UNIFORM, capacity=CAPACITY) as pool:
         park(pool, "chat", IDS)
         damage(files_of(pool_dir)[which])
-        with pytest.raises(mmkv.PoolCorrupt, match="truncated|deleted or replaced"):
+        with pytest.raises(mmkv.PoolCorrupt, match=r"truncated|deleted or replaced"):
             pool.take("chat", make_slot(UNIFORM, 1000)).result(30)
-        with pytest.raises(mmkv.PoolCorrupt, match="truncated|deleted or replaced"):
+        with pytest.raises(mmkv.PoolCorrupt, match=r"truncated|deleted or replaced"):
             park(pool, "other", ids_of((2, 700)))
         assert pool.conversations() == ["chat"]
 
@@ -540,7 +542,9 @@ def small_fs(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root can mount a small file system")
     where = tmp_path / "small"
     where.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "mmkv-test", where], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "mmkv-test", where], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip(f"a small file system cannot be mounted: {made.stderr.decode().strip()}")
     yield where
@@ -549,12 +553,16 @@ def small_fs(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_file_system(small_fs: Path) -> None:
     with mmkv.Pool.open(small_fs / "pool", UNIFORM, capacity="64MiB") as pool:
-        parked = {}
-        with pytest.raises(mmkv.PoolFull, match="no room on the file system.*free some space"):
-            for seed in range(100):
+        parked: dict[str, Ids] = {}
+
+        def park_for_ever() -> None:
+            for seed in itertools.count():
                 ids = ids_of((seed, 1000))
                 park(pool, f"chat {seed}", ids)
                 parked[f"chat {seed}"] = ids
+
+        with pytest.raises(mmkv.PoolFull, match=r"no room on the file system.*free some space"):
+            park_for_ever()
         assert len(parked) > 3
         for name, ids in parked.items():
             assert_parked(pool, name, ids)
@@ -575,8 +583,7 @@ def test_a_file_system_that_others_fill(small_fs: Path) -> None:
         fill(small_fs / "filler")
         assert_parked(pool, "chat", ids)
         with pytest.raises(mmkv.PoolFull):
-            for seed in range(2, 5):
-                park(pool, f"chat {seed}", ids_of((seed, 3000)))
+            park(pool, "large", ids_of((2, 5000)))
         assert_parked(pool, "chat", ids)
     (small_fs / "filler").unlink()
     with mmkv.Pool.open(small_fs / "pool") as pool:
@@ -624,7 +631,7 @@ def test_too_little_free_ram_is_pool_full(ram_path: Path) -> None:
     if not ram_path.is_relative_to("/dev/shm"):
         pytest.skip("no tmpfs")
     with mmkv.Pool.open(ram_path / "pool", UNIFORM, capacity=CAPACITY, min_free_ram="64TiB") as pool:
-        with pytest.raises(mmkv.PoolFull, match="RAM is short: .* are available, .* must stay free"):
+        with pytest.raises(mmkv.PoolFull, match=r"RAM is short: .* are available, .* must stay free"):
             park(pool, "chat", IDS)
         assert pool.stats().allocated == 0
 

@@ -44,7 +44,13 @@ class PoolFile:
 
     def __init__(self, path: Path, segment_bytes: int, *, create: bool = False, readonly: bool = False) -> None:
         # Without waiting for a writer, where a pipe stands in the file's place.
-        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_RDONLY if readonly else os.O_RDWR) | (os.O_CREAT if create else 0)
+        flags = (
+            os.O_CLOEXEC
+            | os.O_NOFOLLOW
+            | os.O_NONBLOCK
+            | (os.O_RDONLY if readonly else os.O_RDWR)
+            | (os.O_CREAT if create else 0)
+        )
         try:
             self.fd = os.open(path, flags, 0o600)
         except OSError as error:

@@ -111,8 +111,7 @@ class Planner:
 
     def __init__(self, bases: Mapping[SegmentKey, int], *, kernel: bool) -> None:
         self._bases = bases
-        self._shapes: dict[tuple[int, ...], Shape] = {}
-        self._segments: dict[tuple[int, int], list[int]] = {}
+        self._like: dict[tuple[int | None, ...], list[tuple[int, list[int] | None, Shape]]] = {}
         self.kernel = kernel
 
     def plan(self, layer: LayerCopies) -> PlannedLayer:
@@ -125,16 +124,38 @@ class Planner:
         TransferError
             A file was truncated or deleted.
         """
-        planned = PlannedLayer(layer.layer, [])
-        for device, copies in _by_device(layer).items():
-            key = [device, self.kernel]
-            for copy in copies:
-                key += (id(copy.file_offsets), id(copy.buffer_offsets), id(copy.sizes), copy.file.segment_bytes)
-            shape = self._shapes.get(tuple(key))
-            if shape is None:
-                shape = self._shapes[tuple(key)] = self._shape_of(copies)
-            planned.shares.append(Share(device, shape, self._addresses(layer.layer, copies, shape)))
-        return planned
+        key: list[int | None] = [self.kernel]
+        for copy in layer.copies:
+            key += (
+                id(copy.file_offsets), id(copy.buffer_offsets), id(copy.sizes), copy.file.segment_bytes,
+                copy.buffer.device,
+            )  # fmt: skip
+        like = self._like.get(tuple(key))
+        if like is None:
+            like = self._like[tuple(key)] = self._shapes_of(layer)
+        shares = []
+        for device, positions, shape in like:
+            copies = layer.copies if positions is None else [layer.copies[position] for position in positions]
+            shares.append(Share(device, shape, self._addresses(layer.layer, copies, shape)))
+        return PlannedLayer(layer.layer, shares)
+
+    def _shapes_of(self, layer: LayerCopies) -> list[tuple[int, list[int] | None, Shape]]:
+        """The devices that a layer's copies go to or come from, which copies those are, and their shape."""
+        positions: dict[int, list[int]] = {}
+        for position, copy in enumerate(layer.copies):
+            device = copy.buffer.device
+            if device is None:
+                raise ValueError(f"layer {layer.layer}, {copy.name!r}: host memory moves by no page-locked map")
+            if len(copy.sizes):
+                positions.setdefault(device, []).append(position)
+        return [
+            (
+                device,
+                None if len(own) == len(layer.copies) else own,
+                self._shape_of([layer.copies[position] for position in own]),
+            )
+            for device, own in positions.items()
+        ]
 
     def _addresses(self, layer: int, copies: Sequence[Copy], shape: Shape) -> list[int]:
         """What the slots of a shape stand for in a layer."""
@@ -218,14 +239,3 @@ def _require_whole(layer: int, copy: Copy, segments: list[int]) -> None:
         copy.file.require((segments[-1] + 1) * copy.file.segment_bytes)
     except MmkvError as error:
         raise TransferError(f"layer {layer}, {copy.name!r}: {error}", layer=layer, plane=copy.name) from error
-
-
-def _by_device(layer: LayerCopies) -> dict[int, list[Copy]]:
-    copies: dict[int, list[Copy]] = {}
-    for copy in layer.copies:
-        if len(copy.sizes):
-            device = copy.buffer.device
-            if device is None:
-                raise ValueError(f"layer {layer.layer}, {copy.name!r}: host memory moves by no page-locked map")
-            copies.setdefault(device, []).append(copy)
-    return copies

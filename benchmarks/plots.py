@@ -1,0 +1,166 @@
+"""Pictures of the benchmarks' results, which a person reads at a glance."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("agg")
+
+import matplotlib.pyplot as plt
+
+from benchmarks.results import TARGETS
+
+__all__ = ["plot_pool_vs_ram", "plot_rotation"]
+
+_TAKE, _PARK = "#1f6fb4", "#f08c2e"
+_MET, _MISSED, _PLAIN = "#3a9d4f", "#d1462f", "#8a8f98"
+_LINES = {"gave_back": ("gave back", "#8a8f98"), "takes": ("takes", _TAKE), "parked": ("parked", _PARK)}
+# A figure this many times better than its target fills its bar.
+_MOST = 2.0
+_ROW = 0.52
+# Behind a label, so that no line runs through it.
+_PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+
+
+def plot_pool_vs_ram(data: Mapping[str, Any], path: Path) -> None:
+    """Speeds of all contenders beside the bus's limit, and the figures beside their targets."""
+    contenders = {name: found for name, found in data.get("contenders", {}).items() if "take_gbps" in found}
+    figures = {name: figure for name, figure in data.get("figures", {}).items() if name in TARGETS}
+    shown = [bool(contenders), bool(figures)]
+    if not any(shown):
+        return
+    rows = [len(contenders) * 1.25, len(figures)]
+    height = 1.9 + _ROW * max(count for count, one in zip(rows, shown, strict=True) if one)
+    columns = sum(shown)
+    figure, axes = plt.subplots(
+        1, columns, figsize=(8.2 * columns, height), squeeze=False, layout="constrained"
+    )  # fmt: skip
+    left = list(axes[0])
+    if contenders:
+        _draw_speeds(left.pop(0), contenders, data.get("bus"))
+    if figures:
+        _draw_figures(left.pop(0), figures)
+    figure.suptitle(f"Parking and taking a conversation of {data['work']['bytes'] / 1e9:.1f} GB", fontweight="bold")
+    _save(figure, data, path)
+
+
+def _draw_speeds(axis: Any, contenders: Mapping[str, Mapping[str, Any]], bus: Mapping[str, Any] | None) -> None:
+    width = 0.38
+    fastest = max(max(found["take_gbps"], found["park_gbps"]) for found in contenders.values())
+    if bus:
+        fastest = max(fastest, bus["to_device_gbps"], bus["from_device_gbps"])
+    for row, found in enumerate(contenders.values()):
+        kinds = (("take", row - width / 2, _TAKE), ("park", row + width / 2, _PARK))
+        for kind, at, color in kinds:
+            value = found[f"{kind}_gbps"]
+            axis.barh(at, value, width, color=color, label=kind if row == 0 else None)
+            axis.text(value + 0.01 * fastest, at, f"{value:.3g}", va="center", fontsize=9, bbox=_PAPER)
+    if bus:
+        limit = (bus["to_device_gbps"] + bus["from_device_gbps"]) / 2
+        axis.axvline(limit, color="black", linestyle="--", linewidth=1, label=f"the bus: {limit:.1f} GB/s")
+    names = [_wrapped(found["title"]) for found in contenders.values()]
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.set_title("speed", loc="left", fontsize=10)
+    axis.set_xlim(0, 1.15 * fastest)
+    axis.set_xlabel("GB/s, higher is better")
+    axis.legend(loc="lower right", framealpha=1)
+    _clean(axis)
+
+
+def _draw_figures(axis: Any, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    order = [name for name in TARGETS if name in figures]
+    for row, name in enumerate(order):
+        figure, target = figures[name], TARGETS[name]
+        value = figure["value"]
+        if value is None:
+            axis.text(0.02, row, "not measured", va="center", fontsize=9, color=_MISSED)
+            continue
+        shown = f"{value:.3g}{target.unit if target.unit == 'x' else ' ' + target.unit}".strip()
+        if target.value is None:
+            axis.text(0.02, row, f"{shown} (no target)", va="center", fontsize=9, color=_PLAIN)
+            continue
+        better = value / target.value if target.bound == "at least" else target.value / max(value, 1e-9)
+        met = bool(target.met(value))
+        axis.barh(row, min(better, _MOST), 0.6, color=_MET if met else _MISSED)
+        wanted = f"{target.bound} {target.value:g}"
+        axis.text(min(better, _MOST) + 0.03, row, f"{shown}  ({wanted})", va="center", fontsize=9, bbox=_PAPER)
+    axis.axvline(1, color="black", linestyle="--", linewidth=1)
+    axis.set_yticks(range(len(order)), [_wrapped(TARGETS[name].what, 40) for name in order])
+    axis.set_ylim(len(order) - 0.4, -0.6)
+    axis.set_title("figures beside their targets; red ones are not reached", loc="left", fontsize=10)
+    axis.set_xlim(0, 1.45 * _MOST)
+    axis.set_xticks([0, 1, _MOST], ["", "target", "twice as\ngood or more"])
+    _clean(axis)
+
+
+def plot_rotation(data: Mapping[str, Any], path: Path) -> None:
+    """The tax of a turn: all ways of moving, and those that the slowest one dwarfs once more, enlarged."""
+    contenders = {name: found for name, found in data.get("contenders", {}).items() if "tax_ms" in found}
+    if not contenders:
+        return
+    slowest = max(found["tax_ms"] for found in contenders.values())
+    small = {name: found for name, found in contenders.items() if found["tax_ms"] < slowest / 2.5}
+    panels = [contenders, small] if small and len(small) < len(contenders) else [contenders]
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=(10.5, 1.9 + 0.72 * sum(map(len, panels))), squeeze=False, layout="constrained",
+        height_ratios=[len(panel) for panel in panels],
+    )  # fmt: skip
+    for number, (axis, panel) in enumerate(zip(axes[:, 0], panels, strict=True)):
+        _draw_taxes(axis, panel)
+        if number:
+            axis.set_title("the same, enlarged", loc="left", fontsize=10)
+    axes[0, 0].legend(loc="lower right", framealpha=1)
+    axes[-1, 0].set_xlabel("milliseconds a turn, lower is better")
+    work = data["work"]
+    figure.suptitle(
+        f"{work['conversations']} conversations of {work['bytes'] / 1e9:.1f} GB on {work['slots']} slots, "
+        f"{work['new_tokens']} new tokens a turn: the tax of a turn", fontweight="bold",
+    )  # fmt: skip
+    _save(figure, data, path)
+
+
+def _draw_taxes(axis: Any, contenders: Mapping[str, Mapping[str, Any]]) -> None:
+    widest = max(found["tax_ms"] for found in contenders.values())
+    for row, found in enumerate(contenders.values()):
+        start = 0.0
+        for line, (label, color) in _LINES.items():
+            value = found[f"{line}_ms"]
+            axis.barh(row, value, 0.62, left=start, color=color, label=label if row == 0 else None)
+            start += value
+        axis.text(max(start, found["tax_ms"]) + 0.01 * widest, row, _milliseconds(found["tax_ms"]), va="center")
+    axis.set_yticks(range(len(contenders)), [_wrapped(found["title"]) for found in contenders.values()])
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.16 * widest)
+    _clean(axis)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def _wrapped(text: str, width: int = 29) -> str:
+    return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
+
+
+def _clean(axis: Any) -> None:
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(axis="x", alpha=0.25)
+    axis.set_axisbelow(True)
+
+
+def _save(figure: Any, data: Mapping[str, Any], path: Path) -> None:
+    machine = data["machine"]
+    where = machine["gpu"]["name"] if machine.get("gpu") else machine["cpu"]
+    versions = f"mmkv {data['versions']['mmkv']}"
+    figure.supxlabel(f"{where}, {machine['cores']} cores, {versions}, {data['date'][:10]}", fontsize=8, color=_PLAIN)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
