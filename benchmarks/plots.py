@@ -42,7 +42,8 @@ def plot_pool_vs_ram(data: Mapping[str, Any], path: Path) -> None:
     )  # fmt: skip
     left = list(axes[0])
     if contenders:
-        _draw_speeds(left.pop(0), contenders, data.get("bus"))
+        bus = data.get("bus", {})
+        _draw_speeds(left.pop(0), contenders, bus if "to_device_gbps" in bus else None)
     if figures:
         _draw_figures(left.pop(0), figures)
     figure.suptitle(f"Parking and taking a conversation of {data['work']['bytes'] / 1e9:.1f} GB", fontweight="bold")
@@ -126,14 +127,14 @@ def plot_rotation(data: Mapping[str, Any], path: Path) -> None:
 
 
 def _draw_taxes(axis: Any, contenders: Mapping[str, Mapping[str, Any]]) -> None:
-    widest = max(found["tax_ms"] for found in contenders.values())
+    widest = max(max(found["tax_ms"], sum(found[f"{line}_ms"] for line in _LINES)) for found in contenders.values())
     for row, found in enumerate(contenders.values()):
         start = 0.0
         for line, (label, color) in _LINES.items():
             value = found[f"{line}_ms"]
             axis.barh(row, value, 0.62, left=start, color=color, label=label if row == 0 else None)
             start += value
-        axis.text(max(start, found["tax_ms"]) + 0.01 * widest, row, _milliseconds(found["tax_ms"]), va="center")
+        axis.text(start + 0.01 * widest, row, _milliseconds(found["tax_ms"]), va="center")
     axis.set_yticks(range(len(contenders)), [_wrapped(found["title"]) for found in contenders.values()])
     axis.invert_yaxis()
     axis.set_xlim(0, 1.16 * widest)

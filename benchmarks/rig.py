@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ __all__ = ["POOL_CONVERSATIONS", "Rig", "console"]
 # A pool is larger than what it holds: this is the one of an engine with so many conversations.
 POOL_CONVERSATIONS = 20
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 
 
 @dataclass
@@ -120,10 +121,10 @@ class Rig:
         try:
             yield
         except Exception as error:
-            console.print(f"[red]{', '.join(names)}:[/red] {reason_of(error)}", markup=True)
-            for name in names:
-                if name not in self.noted:
-                    self.output.no_figure(name, reason_of(error))
+            missing = [name for name in names if name not in self.noted]
+            console.print(f"[red]{', '.join(missing or names)}:[/red] {reason_of(error)}", markup=True)
+            for name in missing:
+                self.output.no_figure(name, reason_of(error))
 
     @contextmanager
     def pool(self, name: str, layout: mmkv.Layout) -> Iterator[mmkv.Pool]:

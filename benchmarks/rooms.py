@@ -84,6 +84,8 @@ class PageableRoom:
             for plane in planes:
                 self._memory.copy(plane.address, at, stop * plane.row_bytes, to_device=True)
                 at += stop * plane.row_bytes
+        # A copy of pageable memory may return while its last part is on its way.
+        self._memory.synchronize()
 
     def free(self) -> None:
         for block in self._layers.values():

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,9 +29,9 @@ from benchmarks.machine import Bus, provenance
 from benchmarks.memory import DeviceMemory, Memory, PlaneRows, allocate_slot, memory_of, rows_of
 from benchmarks.movers import MOVERS, Mover
 from benchmarks.results import TARGETS, Output, median, reason_of, spread
+from benchmarks.rig import console
 from benchmarks.work import Ids, Noise, default_directory, layout_of, new_ids, temporary_directory, wipe
 
-console = Console(highlight=False, soft_wrap=True)
 LINES = ("gave_back", "takes", "parked")
 
 
@@ -140,16 +139,17 @@ def measure(rotation: Rotation, names: Sequence[str], directory: Path, output: O
     """Let each way of moving have its rotation, one after the other: each needs the memory for all conversations."""
     for name in names:
         kind = MOVERS[name]
+        title = kind.title if rotation.memory.on_device else kind.title.replace("page-locked RAM", "RAM")
         try:
             with _made(name, rotation, directory) as mover:
                 tax = rotation.run(mover, lambda: bus.measure() if bus is not None else None)
                 found = {**record(tax), "path": mover.path}
         except Exception as error:
-            console.print(f"[red]{kind.title}:[/red] {reason_of(error)}", markup=True)
-            output.update({"contenders": {name: {"title": kind.title, "reason": reason_of(error)}}})
+            console.print(f"[red]{title}:[/red] {reason_of(error)}", markup=True)
+            output.update({"contenders": {name: {"title": title, "reason": reason_of(error)}}})
             continue
-        output.update({"contenders": {name: {"title": kind.title, **found}}})
-        console.print(f"{kind.title}: {found['tax_ms']:.1f} ms a turn")
+        output.update({"contenders": {name: {"title": title, **found}}})
+        console.print(f"{title}: {found['tax_ms']:.1f} ms a turn")
 
 
 @contextmanager

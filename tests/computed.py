@@ -51,7 +51,8 @@ def _expand(words: npt.NDArray[np.uint64], place: str, size: int) -> Bytes:
     """Bytes of a place in a layer for each word; uint8, shape (words, size)."""
     seed = np.uint64(int.from_bytes(place.encode()[:8].rjust(8, b"\1"), "little"))
     columns = _mixed(np.arange(-(-size // 8), dtype=np.uint64) * _FACTOR + seed)
-    return _mixed(words[:, None] + columns).view(np.uint8)[:, :size]
+    expanded: Bytes = _mixed(words[:, None] + columns).view(np.uint8)[:, :size]
+    return expanded
 
 
 def plane_rows(words: npt.NDArray[np.uint64], layer: int, name: str, plane: mmkv.Plane) -> Bytes:
@@ -61,7 +62,8 @@ def plane_rows(words: npt.NDArray[np.uint64], layer: int, name: str, plane: mmkv
 
 def state_bytes(words: npt.NDArray[np.uint64], layer: int, name: str, state: mmkv.State) -> Bytes:
     """A state after the last token; uint8, shape (state.bytes,)."""
-    return _expand(words[-1:], f"{layer}s{name}", state.bytes)[0]
+    expanded: Bytes = _expand(words[-1:], f"{layer}s{name}", state.bytes)[0]
+    return expanded
 
 
 def ids_of(*parts: tuple[int, int]) -> Ids:

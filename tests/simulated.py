@@ -242,7 +242,8 @@ class SimulatedCuda:
 
     def _malloc_host(self, size: int) -> Any:
         memory = PinnedMemory(size)
-        self.pinned[memory.ptr] = np.frombuffer(memory, np.uint8)
+        with self._lock:
+            self.pinned[memory.ptr] = np.frombuffer(memory, np.uint8)
         return memory
 
     def _new_kernel(self, source: str, name: str) -> Any:

@@ -15,6 +15,8 @@ import pytest
 from mmkv import device as cuda
 from mmkv.buffer import buffer_of
 from mmkv.errors import MmkvError
+from mmkv.layout import Layer, Layout, Plane
+from mmkv.slot import Slot
 from tests.simulated import SimulatedCuda
 
 
@@ -207,6 +209,20 @@ def test_arrays_are_allocated_on_a_device(simulated_cuda: SimulatedCuda, dtype: 
     array = cuda.allocate((3, 4), dtype, 1)
     assert (array.device.id, array.dtype.name) == (1, expected)
     assert cuda.device_of_pointer(buffer_of(array).address) == 1
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_words_stand_for_bfloat16_whatever_numpy_was_taught(simulated_cuda: SimulatedCuda, taught: bool) -> None:
+    layout = Layout(layers=[Layer(planes={"k": Plane("bfloat16", (4,))})], model="m")
+    if taught:
+        ml_dtypes = pytest.importorskip("ml_dtypes")
+        Slot(layout, [{"k": np.zeros((3, 4), ml_dtypes.bfloat16)}])
+        Slot(layout, [{"k": simulated_cuda.array(np.zeros((3, 4), ml_dtypes.bfloat16))}])
+    array_on_device = cuda.allocate((3, 4), "bfloat16", 0)
+    assert array_on_device.dtype == np.uint16
+    for array_of_words in (array_on_device, np.zeros((3, 4), np.uint16)):
+        assert Slot(layout, [{"k": array_of_words}]).max_tokens == 3
+    assert Slot.allocate(layout, 3, device=0).max_tokens == 3
 
 
 # --- on a real device -------------------------------------------------------------------------------------------------

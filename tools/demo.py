@@ -53,6 +53,8 @@ LAYOUT = mmkv.Layout(
 POOL_CONVERSATIONS = CONVERSATIONS + 1.5
 # Bytes of a conversation that keep the demo under a minute: on two cores, and with a GPU.
 LARGEST = {"cpu": 500_000_000, "cuda": 4_000_000_000}
+# Less room than this on /dev/shm (a container has 64 MB there by default), and the pool goes to a disk.
+LEAST_SHM = 1 << 30
 
 console = Console(highlight=False)
 
@@ -120,7 +122,8 @@ class Tax:
 
     def milliseconds(self, kind: str) -> float:
         """The median time of one kind of move."""
-        return 1e3 * statistics.median(move.seconds for move in getattr(self, kind))
+        moves: list[Move] = getattr(self, kind)
+        return 1e3 * statistics.median(move.seconds for move in moves)
 
     def turn_milliseconds(self) -> float:
         """The median of a turn's time, all its moves together."""
@@ -270,9 +273,16 @@ def fresh_directory(parent: Path) -> Iterator[Path]:
         signal.signal(signal.SIGTERM, former)
 
 
+def default_directory() -> Path:
+    """A tmpfs with some room where there is one, the system's directory for temporary files elsewhere."""
+    shm = Path("/dev/shm")
+    has_room = shm.is_dir() and min(medium_of(shm).free_bytes(), available_ram()) >= LEAST_SHM
+    return shm if has_room else Path(tempfile.gettempdir())
+
+
 def fitting_tokens(medium: Medium, kind: str) -> int:
-    """How many tokens a conversation may have, so that slots and pool fit this machine."""
-    rooms = [LARGEST[kind]]
+    """How many tokens a conversation may grow to, so that slots and pool fit this machine."""
+    rooms = [LARGEST[kind], int(0.8 * medium.free_bytes() / POOL_CONVERSATIONS)]
     memory = 0.4 * available_ram()
     if kind == "cuda":
         import cupy
@@ -282,13 +292,12 @@ def fitting_tokens(medium: Medium, kind: str) -> int:
             rooms.append(int(memory / POOL_CONVERSATIONS))
     else:
         rooms.append(int(memory / (SLOTS + (POOL_CONVERSATIONS if medium.in_ram else 0))))
-    rooms.append(int(0.8 * medium.free_bytes() / POOL_CONVERSATIONS))
-    return max(min(rooms) // LAYOUT.token_bytes, 512)
+    return min(rooms) // LAYOUT.token_bytes
 
 
 def main(
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Where to make the pool; /dev/shm if left out.", show_default=False)
+        Path | None, typer.Option("--dir", help="Where to make the pool; in RAM if left out.", show_default=False)
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of each prompt; what fits if left out.", show_default=False)
@@ -303,13 +312,19 @@ def main(
     if device is None:
         device = "cuda:0" if cuda.available() else "cpu"
     kind = device.partition(":")[0]
-    shm = Path("/dev/shm")
-    parent = directory or (shm if shm.is_dir() else Path(tempfile.gettempdir()))
+    if kind not in LARGEST:
+        raise typer.BadParameter(f"{device!r} is neither cpu nor cuda nor cuda:N", param_hint="--device")
+    if kind == "cuda" and not cuda.available():
+        raise typer.BadParameter("CuPy is not installed, or sees no GPU", param_hint="--device")
+    parent = directory or default_directory()
     with fresh_directory(parent) as made:
         medium = medium_of(made)
+        growth = TURN_TOKENS * (turns // CONVERSATIONS + 1)
         if tokens is None:
-            tokens = fitting_tokens(medium, kind)
-        max_tokens = tokens + TURN_TOKENS * (turns // CONVERSATIONS + 1)
+            tokens = fitting_tokens(medium, kind) - growth
+            if tokens < 1:
+                raise SystemExit(f"demo: too little room in {parent}, or too little memory: choose another --dir")
+        max_tokens = tokens + growth
         console.print(
             f"{CONVERSATIONS} conversations on {SLOTS} slots: {tokens:,} tokens each, {len(LAYOUT.layers)} layers x "
             f"{LAYOUT.layers[0].token_bytes} bytes = {size_text(tokens * LAYOUT.token_bytes)}\n"
@@ -332,4 +347,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except mmkv.MmkvError as error:
+        sys.exit(f"demo: {error}")

@@ -42,6 +42,7 @@ def test_the_host_keys_that_scripts_read(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
 
 
+@pytest.mark.slow
 def test_every_figure_and_contender_on_a_device(simulated_memory: SimulatedMemory, ram_path: Path) -> None:
     run(*small(ram_path, "--device", "cuda:0"))
     found = json.loads((ram_path / "found.json").read_text())
@@ -87,6 +88,7 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     run(*small(tmp_path, "--only", "nothing"), code=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saver", ["safetensors", "torch"])
 def test_what_users_would_pick(saver: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -161,15 +161,21 @@ def test_a_transfer_may_take_both_paths(make_rig: MakeRig, simulated_cuda: Simul
     assert sorted(recorder.landings) == [0, 1, 2, 3]
 
 
-def test_a_little_transfer_does_not_wait_for_a_large_registration(
-    make_rig: MakeRig, simulated_cuda: SimulatedCuda
+@pytest.mark.parametrize("size", [1000, 2_000_000])
+def test_a_transfer_waits_for_no_registration(
+    make_rig: MakeRig, simulated_cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
+    monkeypatch.setattr(locked, "_PATIENCE_SECONDS", 30)
     rig = make_rig(MappedStore(StagedStore(2)))
-    case = make_case(rig, np.random.default_rng(7), [[[1000]]])
-    assert rig.read(case.layers).ok().bytes == {"posix": 1000}
+    case = make_case(rig, np.random.default_rng(7), [[[size]]])
+    stream, gate = simulated_cuda.new_gated_stream(0)
+    recorder = rig.read(case.layers, cuda.producer_events({0}, {0: stream}))
+    time.sleep(0.05)
     assert simulated_cuda.registrations == 0
+    gate.set()
+    assert recorder.ok().bytes == {"posix": size}
     prepare_all(rig, case)
-    assert rig.read(case.layers).ok().bytes == {"mapped": 1000}
+    assert rig.read(case.layers).ok().bytes == {"mapped": size}
 
 
 def test_the_background_gives_way_to_transfers(

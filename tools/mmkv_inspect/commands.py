@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 
 
-_USAGES = {"list": "[POOL]", "show": "[POOL] ID", "stats": "[POOL]", "rm": "POOL [ID]..."}
+_USAGES = {"list": "[POOL]", "show": "[POOL] ID", "stats": "[POOL]", "rm": "POOL [ID]...", "probe": "DIR"}
 
 
 class _Command(TyperCommand):
@@ -89,6 +89,7 @@ def _root() -> None:
       mmkv-inspect stats /mnt/kv                     space, layout, owner, the path that bytes take
       mmkv-inspect rm /mnt/kv chat-42                drop one, also while the engine runs
       mmkv-inspect rm /mnt/kv --older-than 7d        drop all that were not parked for a week
+      mmkv-inspect probe /mnt/kv                     what this machine can do for a pool there
 
     \b
     Exit codes:
@@ -299,3 +300,36 @@ def _drop(view: PoolView, names: list[str], wait: float) -> list[str]:
         else:
             complain(f"{name!r} waits: the engine has not taken the request in {wait:g} s, and may do so later")
     return [name for name, outcome in outcomes.items() if outcome in (Outcome.REFUSED, Outcome.WAITING)]
+
+
+@app.command("probe", cls=_Command, short_help="Find out what this machine can do for a pool.")
+def _probe(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", readable=False, help="Where a pool is, or would be.")],
+    as_json: _Json = False,
+) -> None:
+    """Find out what this machine can do for a pool in a directory: which path bytes would take, how fast, and why.
+
+    Looks at the file system, free space, RAM, huge pages and limits; writes and reads at most 256 MB of the medium,
+    copies some MB between the host and each GPU that CuPy sees, and page-locks a file if the directory is in RAM.
+    Ends with what to change for a better path. Takes a few seconds, needs neither CuPy nor kvikio, and leaves nothing
+    behind. DIR need not exist; then its nearest parent is measured. Beside a running engine it takes a share of the
+    bus for that time.
+
+    \b
+    Examples:
+      mmkv-inspect probe /dev/shm
+      mmkv-inspect probe /mnt/kv --json | jq -r '.path.path, .advice[]'
+
+    Ends with 1 if there can be no pool in DIR.
+    """
+    from mmkv_inspect.probe import print_probe, probe, probe_record
+
+    found = probe(directory)
+    if as_json:
+        from mmkv_inspect.records import print_json
+
+        print_json(probe_record(found))
+    else:
+        print_probe(found)
+    if found.problems:
+        raise typer.Exit(1)

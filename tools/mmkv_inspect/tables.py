@@ -21,7 +21,7 @@ from mmkv_inspect.reading import PoolView
 from mmkv_inspect.text import age_text, size_text, time_text, visible
 from mmkv_inspect.usage import SpaceUse
 
-__all__ = ["print_conversation", "print_list", "print_stats"]
+__all__ = ["print_conversation", "print_figures", "print_lines", "print_list", "print_stats"]
 
 _UNLIMITED = 1 << 20
 # Below this many columns the gaps of a wide table shrink.
@@ -83,13 +83,22 @@ def _print_table(
         console.print(folded)
 
 
-def _print_figures(figures: Sequence[tuple[str, str]]) -> None:
+def print_figures(figures: Sequence[tuple[str, str]]) -> None:
+    """Print figures, one a line, each behind its name."""
     _print_table([("", "left"), ("", "left")], figures, gap=2)
 
 
 def _print_title(title: str) -> None:
     _print("")
     _print(title, "bold")
+
+
+def print_lines(title: str, lines: Sequence[str], style: str = "") -> None:
+    """Print lines under a title, which is left out where there are none."""
+    if lines:
+        _print_title(title)
+        for line in lines:
+            _print(line, style)
 
 
 def print_list(infos: Sequence[ConversationInfo], of: int, now: float) -> None:
@@ -111,7 +120,7 @@ def _list_row(info: ConversationInfo, now: float) -> tuple[str, ...]:
 
 def print_conversation(row: ConversationRow, info: ConversationInfo, geometry: Geometry, now: float) -> None:
     """Print all that the catalog knows of one conversation."""
-    _print_figures(
+    print_figures(
         [
             ("ID", visible(info.conversation)),
             ("Namespace", visible(info.namespace) or "(none)"),
@@ -154,7 +163,7 @@ def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
     tokens = sum(row.version.tokens for row in view.rows)
     capacity = "unknown" if view.capacity is None else size_text(view.capacity)
     share = "" if not view.capacity else f" ({use.used / view.capacity:.1%} of the capacity)"
-    _print_figures(
+    print_figures(
         [
             ("Pool", visible(str(view.path))),
             ("UUID", view.description.uuid),
@@ -178,11 +187,8 @@ def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
     _print_layers(layout)
     if view.stats is not None:
         _print_title("Since the pool was opened" if view.owner.alive else "When the pool was last open")
-        _print_figures(_counters(view.stats))
-    if problems:
-        _print_title("Problems")
-        for problem in problems:
-            _print(visible(problem), "red")
+        print_figures(_counters(view.stats))
+    print_lines("Problems", [visible(problem) for problem in problems], "red")
 
 
 def _fragmentation_text(use: SpaceUse) -> str:
