@@ -53,10 +53,10 @@ class PagedSlot:
     ) -> None:
         self.page_tokens = as_count(page_tokens, "page_tokens", least=1)
         if layout.opaque_page_tokens != (self.page_tokens if opaque else None):
+            kind = "opaque" if opaque else "not opaque"
             raise ValueError(
                 f"the layout's opaque_page_tokens is {layout.opaque_page_tokens}, but the slot's pages of "
-                f"{self.page_tokens} tokens are {'opaque' if opaque else 'not opaque'}: one order of bytes is of no use "
-                "for the other"
+                f"{self.page_tokens} tokens are {kind}: bytes in one order are of no use in the other"
             )
         shape = None if opaque else (self.page_tokens,)
         self.memory = SlotMemory(layout, arrays, state, page_shape=shape, page_tokens=self.page_tokens)

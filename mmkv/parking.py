@@ -71,6 +71,7 @@ class Park:
         self._durable = durable
         self._revoked = False
         self._committed = False
+        self._ids = ids
         self.tokens = len(ids)
         self.stop = round_up(len(ids), space.geometry.layout.granule)
         geometry = space.geometry
@@ -93,7 +94,6 @@ class Park:
             self.extents = merge_extents((*self.delta.kept, *self._new.extents))
             self.record = self._new.records[0].first if new_record else None
             self.checkpoints = _checkpoints(kept, common, self.tokens, self.record, older, boundary=boundary)
-            space.write_ids(self.extents, self.delta.start, ids)
         except BaseException:
             self.release()
             raise
@@ -161,6 +161,10 @@ class Park:
     def newest_record(self) -> int | None:
         """The record of the states at the version's end, where the layout has states."""
         return next((point.record for point in self.checkpoints if point.tokens == self.tokens), None)
+
+    def write_ids(self) -> None:
+        """Write the ids of the new rows; before the commit, beside the rows themselves."""
+        self._space.write_ids(self.extents, self.delta.start, self._ids)
 
     def revoke(self) -> None:
         """Never commit: the conversation was dropped meanwhile. The pool's lock is held."""

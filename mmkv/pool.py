@@ -289,7 +289,20 @@ class Pool:
             self._traffic.leave_park(name)
             raise
         self._traffic.begin_park(name, Parking(park, transfer))
-        return transfer, lambda: self._start("write", slot, copies, transfer, after)
+
+        def begin() -> None:
+            self._start("write", slot, copies, transfer, after)
+            # Beside the rows, which are under way: the ids are a part of the transfer of their own.
+            try:
+                park.write_ids()
+            except BaseException as error:
+                transfer.failed(error if isinstance(error, Exception) else TransferError(f"interrupted: {error!r}"))
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                transfer.released()
+
+        return transfer, begin
 
     def _park_transfer(self, name: str, park: Park, slot: Slot | PagedSlot, handover: Handover | None) -> Transfer:
         def release(transfer: Transfer) -> None:
@@ -301,7 +314,7 @@ class Pool:
         transfer = Transfer(
             f"park of {name!r}",
             len(self.layout.layers),
-            parts=self._movers.parts(slot.memory),
+            parts=self._movers.parts(slot.memory) + 1,
             deadline=self._deadline,
             finish=park.commit,
             release=release,
