@@ -61,7 +61,7 @@ class Steps:
         if not self.mirror.model:
             name = "park"
         # An engine's turns are seconds apart, while housekeeping comes round five times a second.
-        self.mirror.pool._keep_spare()
+        self.mirror.keep_house()
         self._do[name]()
         self.done[name] += 1
         if self.done.total() % 20 == 0:
@@ -71,7 +71,7 @@ class Steps:
         """Grow or drop conversations until so much of the capacity is in use; the share that is."""
         self.mirror.resize(CAPACITY)
         while self._occupancy() < share:
-            self.mirror.pool._keep_spare()
+            self.mirror.keep_house()
             self._grow() if len(self.mirror.model) >= CONVERSATIONS // 2 else self._park()
         while self._occupancy() > share + 0.01:
             self._drop()

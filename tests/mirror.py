@@ -65,7 +65,13 @@ class Mirror:
     compared: int = 0
 
     def __post_init__(self) -> None:
+        self._open()
+
+    def _open(self) -> None:
         self.pool = mmkv.Pool.open(self.path, self.layout, capacity=self.capacity, min_free_ram=0)
+        # What housekeeping does in its own time is a step here, so that the same steps give the same pool.
+        assert self.pool._housekeeping is not None
+        self.pool._housekeeping._chores = ()
 
     @property
     def block_tokens(self) -> int:
@@ -246,8 +252,13 @@ class Mirror:
         while self.leases:
             self.close_lease(0)
         self.pool.close()
-        self.pool = mmkv.Pool.open(self.path, min_free_ram=0)
+        self._open()
         assert self.pool.stats().capacity == self.capacity
+
+    def keep_house(self) -> None:
+        """What housekeeping does several times a second."""
+        self.pool._keep_spare()
+        assert self.pool.stats().allocated <= self.capacity
 
     def flush(self) -> None:
         """Bring everything to the medium."""

@@ -434,6 +434,18 @@ def test_on_a_disk_freed_blocks_wait_for_the_transaction_that_freed_them(
         assert_parked(pool, "b", ids_of((2, 4096)))
 
 
+def test_on_a_disk_what_was_freed_in_an_earlier_life_is_synced_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: list[subprocess.Popen[str]]
+) -> None:
+    killed(tmp_path / "pool", "pool.flush()\npool.drop('chat')", children)
+    synced: list[bool] = []
+    real = Catalog.sync
+    monkeypatch.setattr(Catalog, "sync", lambda catalog: (synced.append(True), real(catalog)))
+    with opened(tmp_path / "pool") as pool:
+        assert pool._space.blocks.free > 0
+        assert synced, "a loss of power could bring back the conversation, whose blocks others have then"
+
+
 def test_on_a_disk_no_page_of_a_former_version_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = ids_of((1, 1600))
     with opened(tmp_path / "pool") as pool:

@@ -130,6 +130,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.mirror.resize(capacity)
 
     @rule()
+    def keep_house(self) -> None:
+        self.mirror.keep_house()
+
+    @rule()
     def flush(self) -> None:
         self.mirror.flush()
 
