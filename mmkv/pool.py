@@ -420,6 +420,7 @@ class Pool:
 
         try:
             after = cuda.producer_events(slot.memory.devices, stream)
+            self._space.require_whole()
             record = next((point.record for point in version.row.checkpoints if point.tokens == count), None)
             stop = have if have == count else round_up(count, self.layout.granule)
             copies = layer_copies(

@@ -48,7 +48,8 @@ def test_every_way_on_a_device(
     monkeypatch.setattr(rotation, "memory_of", lambda device: simulated_memory)
     found = rotate(ram_path, "--device", "cuda:0")
     assert all("tax_ms" in way for way in found["contenders"].values()), found["contenders"]
-    assert found["contenders"]["mmkv"]["path"] == "mapped"
+    # What is not page-locked yet moves by the next best path.
+    assert "mapped" in found["contenders"]["mmkv"]["path"].split("+")
     assert found["bus"]["to_device_gbps"] > 0
     assert not simulated_memory._owner.registered
     assert not simulated_memory._held
