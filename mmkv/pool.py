@@ -44,7 +44,7 @@ __all__ = ["Pool"]
 
 _MAX_NAME = 512
 _STORES = ("auto", "mapped", "direct", "posix")
-_MAX_THREADS = 16
+_MAX_THREADS = 12
 
 
 class Pool:
@@ -129,7 +129,7 @@ class Pool:
         min_free_ram : int or str, optional
             Bytes of RAM that a pool in RAM leaves free as it grows; by default a 16th of it, at most 1 GiB.
         threads : int, optional
-            How many threads copy at once in one transfer; by default the number of cores, 2 to 16.
+            How many threads copy at once in one transfer; by default the number of cores, 2 to 12.
         store : str
             How device arrays move: `auto`, or one of `mapped` (page-locked map), `direct` (kvikio), `posix`.
 

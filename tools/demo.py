@@ -316,6 +316,12 @@ def main(
         raise typer.BadParameter(f"{device!r} is neither cpu nor cuda nor cuda:N", param_hint="--device")
     if kind == "cuda" and not cuda.available():
         raise typer.BadParameter("CuPy is not installed, or sees no GPU", param_hint="--device")
+    xp: ModuleType = np
+    if kind == "cuda":
+        import cupy
+
+        xp = cupy
+        cupy.cuda.Device(int(device.partition(":")[2] or 0)).use()
     parent = directory or default_directory()
     with fresh_directory(parent) as made:
         medium = medium_of(made)
@@ -330,11 +336,6 @@ def main(
             f"{LAYOUT.layers[0].token_bytes} bytes = {size_text(tokens * LAYOUT.token_bytes)}\n"
             f"slots on {device}, pool on {medium.fs_type} in {made}"
         )
-        xp: ModuleType = np
-        if kind == "cuda":
-            import cupy
-
-            xp = cupy
         slots = [mmkv.Slot.allocate(LAYOUT, max_tokens, device) for _ in range(SLOTS)]
         capacity = int(POOL_CONVERSATIONS * max_tokens * (LAYOUT.token_bytes + 8)) + (64 << 20)
         with mmkv.Pool.open(made / "pool", LAYOUT, capacity=capacity) as pool:
