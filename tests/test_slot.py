@@ -44,7 +44,7 @@ def test_torch_tensors_are_referred_to_as_well() -> None:
     slot = Slot(LAYOUT, [{"k": k, "v": v}, {}], [{}, {"s": torch.zeros((3, 5))}])
     assert slot.memory.planes[0]["v"].address == v.data_ptr()
     with pytest.raises(ValueError, match=r"layer 0, plane 'k'.*not C-contiguous"):
-        Slot(LAYOUT, [{"k": torch.zeros((4, 2, 10), dtype=torch.float16).T, "v": v}, {}], state())
+        Slot(LAYOUT, [{"k": torch.zeros((4, 2, 10), dtype=torch.float16).transpose(0, 1), "v": v}, {}], state())
 
 
 class _SpeaksDlpack:

@@ -1,4 +1,4 @@
-"""Times device arrays through a pool and through its stores alone: `python -m benchmarks._probe_gpu DIR`."""
+"""Times device arrays through a pool and through its stores alone: `python -m benchmarks.store_sweeps DIR`."""
 
 from __future__ import annotations
 
