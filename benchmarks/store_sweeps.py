@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import _probe_pool
+from benchmarks import pool_sweeps
 from mmkv import device as cuda
 from mmkv import driver
 from mmkv.buffer import buffer_of
@@ -77,17 +77,20 @@ def copies_of(
 
 
 def contiguous(tokens: int) -> Extents:
+    """One extent a segment, one behind the other."""
     room = SEGMENT_BYTES // (sum(PLANES.values())) // 4096 * 4096
     return [(at // room, 0, min(room, tokens - at)) for at in range(0, tokens, room)]
 
 
 def cut(extents: Extents, tokens: int) -> Extents:
+    """The same tokens in extents of `tokens` each."""
     rng = np.random.default_rng(0)
     pieces = [(s, at, min(tokens, n - at)) for s, _, n in extents for at in range(0, n, tokens)]
     return [pieces[i] for i in rng.permutation(len(pieces))]
 
 
 def timed(move: Callable[..., None], layers: list[LayerCopies]) -> tuple[float, float, float, dict[str, int]]:
+    """Seconds until the end, until submitted and until the first layer, and the bytes by path."""
     watch = Watch()
     move(layers, watch)
     submitted = time.perf_counter() - watch.start
@@ -96,6 +99,7 @@ def timed(move: Callable[..., None], layers: list[LayerCopies]) -> tuple[float, 
 
 
 def show(what: str, store: Store, layers: list[LayerCopies], repeats: int = REPEATS) -> None:
+    """Time writes and reads, and print their medians."""
     size = sum(layer.bytes for layer in layers)
     for name, move in (("write", store.write), ("read", store.read)):
         all_runs = [timed(move, layers) for _ in range(repeats + 1)][1:]
@@ -110,6 +114,7 @@ def show(what: str, store: Store, layers: list[LayerCopies], repeats: int = REPE
 
 
 def verify(store: Store, layers: list[LayerCopies], arrays: Sequence[dict[str, Any]], cupy: Any) -> None:
+    """Write, clear and read the arrays, and compare."""
     sums = [{name: cupy.asnumpy(array).copy() for name, array in planes.items()} for planes in (arrays[0], arrays[-1])]
     timed(store.write, layers)
     for planes in (arrays[0], arrays[-1]):
@@ -124,6 +129,7 @@ def verify(store: Store, layers: list[LayerCopies], arrays: Sequence[dict[str, A
 
 
 def ceiling(cupy: Any, arrays: Sequence[dict[str, Any]]) -> None:
+    """Time page-locked RAM, the limit."""
     runtime = cupy.cuda.runtime
     size = sum(a.nbytes for planes in arrays for a in planes.values())
     host = runtime.hostAlloc(size, 1)
@@ -238,7 +244,7 @@ def main(where: Path) -> None:
         cupy.cuda.runtime.deviceSynchronize()
         ceiling(cupy, arrays)
         print("batches:", driver._batch_call() is not None)
-        _probe_pool.main(directory / "pool", arrays)
+        pool_sweeps.main(directory / "pool", arrays)
         shutil.rmtree(directory / "pool")
         files = [PoolFile(directory / f"{n:04}.kv", SEGMENT_BYTES, create=True) for n in range(LAYERS)]
         for file in files:

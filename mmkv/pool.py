@@ -488,9 +488,7 @@ class Pool:
                 leaving, slot, leaving_ids, namespace=namespace, stream=stream, handover=handover
             )
         except BaseException as error:
-            take.failed(TransferError(f"the park of {leaving!r} could not begin: {error}"))
-            handover.abandon()
-            begin_take(None)
+            take.abandon(TransferError(f"the park of {leaving!r} could not begin: {error}"))
             raise
         # The take first: a park that fails at once waits for what the take holds.
         begin_take(handover.gate)

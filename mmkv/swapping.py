@@ -55,7 +55,3 @@ class Handover:
                 except MmkvError as second:
                     error.add_note(f"the slot's layers {self._overwritten} could not be put back: {second}")
         self._take.released()
-
-    def abandon(self) -> None:
-        """There is no park after all."""
-        self._take.released()

@@ -271,6 +271,12 @@ class Transfer:
         self.started = time.monotonic()
         self.deadline = None if self._seconds is None else self.started + self._seconds
 
+    def abandon(self, error: Exception) -> None:
+        """End a transfer that was not begun, so that nothing holds it."""
+        self.failed(error)
+        for _ in range(self._parts):
+            self.released()
+
     def passed(self, layer: int) -> Event | None:
         """Wait until a layer is submitted, and give its event, or until it landed."""
         with self._changed:

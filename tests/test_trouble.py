@@ -291,6 +291,20 @@ def test_a_swap_that_hangs_times_out_both_and_ends_when_let_go(
     check_pool(pool, [])
 
 
+def test_a_swap_without_room_holds_nothing_when_it_says_so(
+    swapping: tuple[mmkv.Pool, Ids, Ids, mmkv.Slot],
+) -> None:
+    pool, leaving, _, slot = swapping
+    pool.resize(pool._space.geometry.smallest_capacity + 3 * pool._space.geometry.segment_bytes)
+    store_of(pool).hang()
+    with pytest.raises(mmkv.PoolFull):
+        pool.swap(slot, leaving="a", leaving_ids=leaving, arriving="b")
+    assert (pool.stats().leases, pool.stats().transfers) == (0, 0)
+    pool.drop("b")
+    assert pool.stats().used == 0
+    assert_slot_begins_with(slot, leaving)
+
+
 # Closing
 
 

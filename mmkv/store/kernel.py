@@ -19,7 +19,7 @@ _logger = logging.getLogger("mmkv")
 
 Words = npt.NDArray[np.int64]
 
-# Measured with `benchmarks/_probe_gpu.py`: what fills the bus with the fewest multiprocessors.
+# Measured with `benchmarks/store_sweeps.py`: what fills the bus with the fewest multiprocessors.
 _READ_BLOCKS, _WRITE_BLOCKS = 16, 16
 _THREADS = 512
 # Loads of 16 bytes that each thread has under way at once: they come over the bus, which takes microseconds.

@@ -1,4 +1,4 @@
-"""Times a pool on device arrays; a part of `benchmarks._probe_gpu`, and the process that reopens its pool."""
+"""Times a pool on device arrays; a part of `benchmarks.store_sweeps`, and the process that reopens its pool."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def main(path: Path, arrays: Sequence[dict[str, Any]]) -> None:
         show("swap, both ways together", 2 * size, swaps[2:])
         assert checksum(arrays) == before
     for _ in range(2):
-        command = [sys.executable, "-m", "benchmarks._probe_pool", str(path), str(tokens), str(len(arrays))]
+        command = [sys.executable, "-m", "benchmarks.pool_sweeps", str(path), str(tokens), str(len(arrays))]
         found = subprocess.run(command, check=True, capture_output=True, text=True)
         *lines, sums = found.stdout.splitlines()
         print("\n".join(lines), flush=True)
