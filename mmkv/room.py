@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
 from mmkv.catalog import Catalog
-from mmkv.errors import PoolFull
+from mmkv.errors import MmkvError, PoolFull
 from mmkv.eviction import Counts, choose_victims
 from mmkv.geometry import Extent
 from mmkv.ledger import Conversation, Ledger
@@ -18,6 +19,7 @@ from mmkv.store.files import PoolFile
 __all__ = ["Room"]
 
 _SPARE_PART = 4
+_log = logging.getLogger("mmkv")
 
 
 class Room:
@@ -56,6 +58,8 @@ class Room:
         self._forget = forget
         self._grown = grown
         self.evictions = 0
+        # The file system had no room for a spare segment: what it tries in vain may take it seconds.
+        self._spare_refused = False
 
     def reserve(
         self, what: str, blocks: int, records: int, behind: Sequence[Extent], *, tail_apart: bool
@@ -85,6 +89,7 @@ class Room:
                 else:
                     return reservation
             segment = self._space.grow(kind, self._lock)
+            self._spare_refused = False
             if segment is not None:
                 self._grown(self._space.files(kind), segment)
 
@@ -100,9 +105,14 @@ class Room:
                 # What waits parts the free runs.
                 self._settle()
             enough = max(least_segments * blocks.segment_length, blocks.used // _SPARE_PART)
-            if not blocks.used or blocks.free >= enough or not self._space.may_grow("blocks"):
+            if not blocks.used or blocks.free >= enough or self._spare_refused or not self._space.may_grow("blocks"):
                 return
-        segment = self._space.grow("blocks", self._lock)
+        try:
+            segment = self._space.grow("blocks", self._lock)
+        except MmkvError as error:
+            _log.info("no segment ahead of need, until one is needed: %s", error)
+            self._spare_refused = True
+            return
         if segment is not None:
             self._grown(self._space.files("blocks"), segment)
 

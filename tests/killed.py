@@ -70,7 +70,7 @@ class Kills:
     new: int = 0
     idle: int = 0
     done: dict[int, int] = field(default_factory=dict)
-    _seconds: float = 0.02
+    _seconds: float = 0.1
 
     def kill(self) -> None:
         """Let a process park, kill it at a random moment, and check what it left."""
@@ -116,7 +116,7 @@ class Kills:
                         break
                 else:
                     self._note(int(number))
-                    self._seconds = (self._seconds + time.monotonic() - began) / 2
+                    self._seconds = max(0.8 * self._seconds, time.monotonic() - began)
             process.kill()
             for line in process.stdout:
                 if line.startswith("done") and line.endswith("\n"):

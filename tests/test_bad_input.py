@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import mmkv
+from mmkv.catalog import Catalog
 from tests.computed import (
     HYBRID,
     UNIFORM,
@@ -589,6 +591,27 @@ def test_a_file_system_that_others_fill(small_fs: Path) -> None:
     with mmkv.Pool.open(small_fs / "pool") as pool:
         assert_parked(pool, "chat", ids)
         check_pool(pool, [])
+
+
+def test_a_full_file_system_does_not_keep_requests_from_being_carried_out(small_fs: Path) -> None:
+    layout = mmkv.Layout([mmkv.Layer({"k": mmkv.Plane("int8", (256,))})], "large blocks")
+    with mmkv.Pool.open(small_fs / "pool", layout, capacity="4MiB") as pool:
+        segment = pool._space.geometry.segment_bytes
+        for seed in range(8):
+            park(pool, f"chat {seed}", ids_of((seed, 500)))
+        pool._keep_spare()
+        with (small_fs / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, os.statvfs(small_fs).f_bavail * 4096 - segment + 4096)
+        # From now on every round of housekeeping finds no room for a spare segment.
+        while pool._space.blocks.free:
+            park(pool, f"chat {len(pool)}", ids_of((len(pool), 500)))
+        catalog = Catalog(small_fs / "pool" / "catalog.sqlite3")
+        catalog.add_request("drop", "chat 2")
+        catalog.close()
+        deadline = time.monotonic() + 1
+        while "chat 2" in pool:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_no_room_to_create_a_pool(small_fs: Path) -> None:

@@ -556,6 +556,21 @@ def test_states_and_blocks_make_way_for_each_other(pool_dir: Path) -> None:
         assert_parked(pool, "many", ids)
 
 
+def test_space_does_not_go_to_and_fro_between_blocks_and_checkpoints(pool_dir: Path) -> None:
+    with mmkv.Pool.open(pool_dir, HYBRID, capacity="1MiB", checkpoints=0) as pool:
+        geometry = pool._space.geometry
+        assert (geometry.segment_blocks, geometry.segment_checkpoints) == (1, 2)
+        for name in "ab":
+            park(pool, name, ids_of((ord(name), 10)))
+            pool.pin(name)
+        pool.resize(5 * geometry.segment_bytes + geometry.state_segment_bytes)
+        # There is room for three blocks more, or for two and a checkpoint.
+        with pytest.raises(mmkv.PoolFull):
+            park(pool, "c", ids_of((3, 3 * BLOCK)))
+        park(pool, "c", ids_of((3, 2 * BLOCK)))
+        check_pool(pool, [])
+
+
 # Leases
 
 

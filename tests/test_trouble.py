@@ -295,7 +295,7 @@ def test_a_swap_without_room_holds_nothing_when_it_says_so(
     swapping: tuple[mmkv.Pool, Ids, Ids, mmkv.Slot],
 ) -> None:
     pool, leaving, _, slot = swapping
-    pool.resize(pool._space.geometry.smallest_capacity + 3 * pool._space.geometry.segment_bytes)
+    pool.resize(pool._space.geometry.smallest_capacity + pool._space.geometry.segment_bytes)
     store_of(pool).hang()
     with pytest.raises(mmkv.PoolFull):
         pool.swap(slot, leaving="a", leaving_ids=leaving, arriving="b")
