@@ -22,16 +22,25 @@ import numpy.typing as npt
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
 from mmkv.geometry import Extent
 
-__all__ = ["Catalog", "Checkpoint", "ConversationRow", "Request", "VersionRow"]
+__all__ = ["Catalog", "Checkpoint", "ConversationRow", "Request", "Resident", "VersionRow"]
 
 _APPLICATION_ID = 0x6D6D6B76
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _BUSY_SECONDS = 10.0
 # Some 3,000 years: what a calendar can print.
 _MAX_TIME = 1e11
+_MOST_HOT = 1 << 40
+_SET_PROPERTY = "INSERT INTO properties VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
-# `tier` is 0, the pool's own files, until there is a second one; `checksums` is empty until units are checked.
-_SCHEMA = """
+# Of `tier`, 0 is the pool's own files, which hold every version, and 1 the hot ones, which have segments of their own.
+# `checksums` is empty until units are checked.
+_RESIDENTS = """
+CREATE TABLE residents (
+    kind TEXT NOT NULL, number INTEGER NOT NULL, hot INTEGER NOT NULL, dirty INTEGER NOT NULL,
+    PRIMARY KEY (kind, number)) WITHOUT ROWID;
+"""
+_SCHEMA = (
+    """
 CREATE TABLE properties (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE conversations (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, namespace TEXT NOT NULL,
@@ -53,8 +62,11 @@ CREATE TABLE segments (
 CREATE TABLE requests (id INTEGER PRIMARY KEY AUTOINCREMENT, action TEXT NOT NULL, argument TEXT NOT NULL,
     created REAL NOT NULL);
 """
+    + _RESIDENTS
+)
 _TABLES = frozenset(
-    {"properties", "conversations", "versions", "extents", "checkpoints", "segments", "requests", "sqlite_sequence"}
+    {"properties", "conversations", "versions", "extents", "checkpoints", "segments", "requests", "residents"}
+    | {"sqlite_sequence"}
 )
 
 
@@ -116,6 +128,25 @@ class ConversationRow:
     fallback: VersionRow | None
 
 
+class Resident(NamedTuple):
+    """A number of the path that lies in the hot tier, too.
+
+    Attributes
+    ----------
+    kind : str
+        `blocks` or `checkpoints`.
+    number, hot : int
+        The number at the path, and the one in the hot tier.
+    dirty : bool
+        Whether the path does not have its bytes yet.
+    """
+
+    kind: str
+    number: int
+    hot: int
+    dirty: bool
+
+
 class Request(NamedTuple):
     """What another process asks the owner to do."""
 
@@ -155,6 +186,7 @@ class Catalog:
         self.path = path
         self._lock = threading.RLock()
         self._open = True
+        self._has_residents = True
         if not create and not path.is_file():
             raise PoolCorrupt(f"{path} is missing")
         if path.is_symlink():
@@ -170,7 +202,7 @@ class Catalog:
                 if not readonly:
                     self._db.execute("PRAGMA journal_mode = WAL")
                     self._db.execute("PRAGMA synchronous = NORMAL")
-                self._check_schema(create, properties or {})
+                self._check_schema(create, readonly, properties or {})
         except BaseException:
             self._db.close()
             raise
@@ -197,7 +229,7 @@ class Catalog:
         except sqlite3.DatabaseError as error:
             raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
 
-    def _check_schema(self, create: bool, properties: Mapping[str, Any]) -> None:
+    def _check_schema(self, create: bool, readonly: bool, properties: Mapping[str, Any]) -> None:
         names = {(kind, name) for kind, name in self._db.execute("SELECT type, name FROM sqlite_master")}
         if not names and create:
             with self.transaction(synced=True) as db:
@@ -216,10 +248,16 @@ class Catalog:
             raise PoolCorrupt(f"{self.path} is not a catalog of mmkv")
         if version > _SCHEMA_VERSION:
             raise PoolCorrupt(f"{self.path} is of format {version}, newer than {_SCHEMA_VERSION}")
-        if {name for kind, name in names if kind == "table"} != _TABLES or any(
+        tables = {name for kind, name in names if kind == "table"}
+        if version == 1 and not readonly:
+            with self.transaction(synced=True) as db:
+                db.execute(_RESIDENTS)
+                db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        if tables != (_TABLES - {"residents"} if version == 1 else _TABLES) or any(
             kind in ("trigger", "view") for kind, _ in names
         ):
             raise PoolCorrupt(f"{self.path} does not hold the tables of a catalog")
+        self._has_residents = version > 1 or not readonly
 
     @contextlib.contextmanager
     def transaction(self, *, synced: bool = False) -> Iterator[sqlite3.Connection]:
@@ -286,24 +324,61 @@ class Catalog:
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
 
-    def segments(self, kind: str) -> list[int]:
-        """The allocated segments of `kind`: `"blocks"` or `"checkpoints"`."""
+    def segments(self, kind: str, tier: int = 0) -> list[int]:
+        """The allocated segments of `kind`, `"blocks"` or `"checkpoints"`, in the files of a tier."""
         with self.snapshot() as db:
-            rows = db.execute("SELECT number FROM segments WHERE tier = 0 AND kind = ? ORDER BY number", (kind,))
+            rows = db.execute("SELECT number FROM segments WHERE tier = ? AND kind = ? ORDER BY number", (tier, kind))
             numbers = [row[0] for row in rows]
         if any(type(number) is not int or not 0 <= number < 1 << 40 for number in numbers):
             raise PoolCorrupt(f"the catalog {self.path} is damaged: segments {numbers[:4]}")
         return numbers
 
-    def add_segment(self, kind: str, number: int) -> None:
+    def add_segment(self, kind: str, number: int, tier: int = 0) -> None:
         """Record an allocated segment."""
         with self.transaction() as db:
-            db.execute("INSERT INTO segments (kind, number) VALUES (?, ?)", (kind, number))
+            db.execute("INSERT INTO segments (tier, kind, number) VALUES (?, ?, ?)", (tier, kind, number))
 
-    def remove_segment(self, kind: str, number: int) -> None:
+    def remove_segment(self, kind: str, number: int, tier: int = 0) -> None:
         """Forget a segment before its space is given back."""
+        with self.transaction(synced=tier == 0) as db:
+            db.execute("DELETE FROM segments WHERE tier = ? AND kind = ? AND number = ?", (tier, kind, number))
+
+    def residents(self) -> list[Resident]:
+        """What lies in the hot tier. Rows of numbers that no version holds mean nothing.
+
+        Raises
+        ------
+        PoolCorrupt
+            A row does not make sense.
+        """
+        if not self._has_residents:
+            return []
+        with self.snapshot() as db:
+            rows = db.execute("SELECT kind, number, hot, dirty FROM residents").fetchall()
+        try:
+            return [
+                Resident(kind, _count(number, "a number"), _count(hot, "a number", most=_MOST_HOT), bool(dirty))
+                for kind, number, hot, dirty in rows
+            ]
+        except (TypeError, ValueError) as error:
+            raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
+
+    def change_residents(self, arrived: Iterable[Resident] = (), gone: Iterable[tuple[str, int]] = ()) -> None:
+        """Note what arrived in the hot tier, and what is there no longer, in one transaction."""
+        with self.transaction() as db:
+            _change_residents(db, arrived, gone)
+
+    def mark_clean(self, numbers: Iterable[tuple[str, int]]) -> None:
+        """Note that the path has the bytes of these kinds and numbers, synced or not."""
+        with self.transaction() as db:
+            db.executemany("UPDATE residents SET dirty = 0 WHERE kind = ? AND number = ?", numbers)
+
+    def forget_hot(self, properties: Mapping[str, Any]) -> None:
+        """Forget all that lies in the hot tier and its segments, and set properties; synced, in one transaction."""
         with self.transaction(synced=True) as db:
-            db.execute("DELETE FROM segments WHERE tier = 0 AND kind = ? AND number = ?", (kind, number))
+            db.execute("DELETE FROM residents")
+            db.execute("DELETE FROM segments WHERE tier = 1")
+            db.executemany(_SET_PROPERTY, [(key, json.dumps(value)) for key, value in properties.items()])
 
     def put_version(
         self,
@@ -314,10 +389,13 @@ class Catalog:
         *,
         keep_fallback: int | None = None,
         synced: bool = False,
+        residents: Iterable[Resident] = (),
+        cold: Iterable[tuple[str, int]] = (),
     ) -> VersionRow:
         """Commit a version as the newest of its conversation, which is made where it is new.
 
-        One transaction; older versions of the conversation are forgotten, save `keep_fallback`.
+        One transaction; older versions of the conversation are forgotten, save `keep_fallback`. Of its new numbers,
+        `residents` lie in the hot tier, and `cold`, by kind and number, do not, whatever a former use left behind.
 
         Returns
         -------
@@ -355,6 +433,7 @@ class Catalog:
                 (committed.id, now, used, conversation),
             )
             _forget_versions(db, conversation, keep=(committed.id, keep_fallback))
+            _change_residents(db, residents, cold)
         return committed
 
     def drop(self, names: Iterable[str]) -> None:
@@ -412,10 +491,7 @@ class Catalog:
     def set_property(self, key: str, value: Any, *, synced: bool = False) -> None:
         """Keep a JSON value under a key."""
         with self.transaction(synced=synced) as db:
-            db.execute(
-                "INSERT INTO properties VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                (key, json.dumps(value)),
-            )
+            db.execute(_SET_PROPERTY, (key, json.dumps(value)))
 
     def add_request(self, action: str, argument: str) -> int:
         """Ask the owner to do something; it looks several times a second. Returns the request's number."""
@@ -451,6 +527,11 @@ class Catalog:
         self._open = False
         # Not even the interpreter's end closes what has a reference too many.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
+
+
+def _change_residents(db: sqlite3.Connection, arrived: Iterable[Resident], gone: Iterable[tuple[str, int]]) -> None:
+    db.executemany("DELETE FROM residents WHERE kind = ? AND number = ?", gone)
+    db.executemany("INSERT OR REPLACE INTO residents (kind, number, hot, dirty) VALUES (?, ?, ?, ?)", arrived)
 
 
 def _inserted(db: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> int:

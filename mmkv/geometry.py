@@ -201,6 +201,28 @@ class Geometry:
         columns = np.array(pieces, dtype=np.int64).reshape(-1, 4)
         return TokenRuns(*(np.ascontiguousarray(column) for column in columns.T))
 
+    def block_runs(
+        self, positions: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], start: int, stop: int
+    ) -> TokenRuns:
+        """The runs that hold those of the tokens `[start, stop)` that lie in some blocks of a conversation.
+
+        Parameters
+        ----------
+        positions, numbers : ndarray of int64, shape (blocks,)
+            Which blocks of the conversation they are, in rising order, and their numbers.
+        start, stop : int
+            The tokens; each of the blocks holds some of them.
+        """
+        joined = np.zeros(len(numbers), dtype=bool)
+        joined[1:] = (np.diff(positions) == 1) & (np.diff(numbers) == 1) & (numbers[1:] % self.segment_blocks > 0)
+        heads = np.flatnonzero(~joined)
+        last = np.append(heads[1:], len(numbers))[: len(heads)] - 1
+        token = np.maximum(positions[heads] * self.block_tokens, start)
+        end = np.minimum((positions[last] + 1) * self.block_tokens, stop)
+        segment, block = np.divmod(numbers[heads], self.segment_blocks)
+        row = block * self.block_tokens + token - positions[heads] * self.block_tokens
+        return TokenRuns(segment, row, token, end - token)
+
     def plane_offsets(self, runs: TokenRuns, layer: int, name: str) -> npt.NDArray[np.int64]:
         """Where each run starts in the layer's file, for one plane; int64, shape (runs,)."""
         region, token_bytes = self.plane_regions[layer][name]

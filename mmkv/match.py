@@ -26,7 +26,7 @@ class Match:
     tokens : int
         How many leading ids it has in common, rounded down to a checkpoint where the layout has states; may be 0.
     tier : str or None
-        Where the bytes are: `path`, the pool's own files.
+        Where the bytes are: `hot`, or `path` where some of them are in the pool's own files only.
     """
 
     def __init__(
@@ -38,10 +38,11 @@ class Match:
         release: Callable[[Version], None] | None = None,
         orphan: Callable[[Version], None] | None = None,
         pool: object = None,
+        tier: str = "path",
     ) -> None:
         self.conversation = conversation
         self.tokens = tokens
-        self.tier = None if version is None else "path"
+        self.tier = None if version is None else tier
         self._namespace = namespace
         self._version = version
         self._release = release

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mmkv.medium import Medium
 from mmkv.memory import SlotMemory
@@ -14,7 +14,29 @@ from mmkv.store.contract import Gate, LayerCopies
 from mmkv.store.files import PoolFile
 from mmkv.transfer import Transfer
 
-__all__ = ["Movers"]
+__all__ = ["Movers", "Share"]
+
+
+class Share(NamedTuple):
+    """Layers of a transfer that one store moves."""
+
+    store: Callable[[], Store]
+    layers: list[LayerCopies]
+
+    def start(
+        self, direction: Literal["read", "write"], transfer: Transfer, after: Sequence[Any], gate: Gate | None
+    ) -> None:
+        """Begin to move the layers; `transfer` hears `released` once, come what may."""
+        try:
+            store = self.store()
+        except Exception as error:
+            transfer.failed(error)
+            transfer.released()
+            return
+        if direction == "read":
+            store.read(self.layers, transfer, after, gate)
+        else:
+            store.write(self.layers, transfer, after)
 
 
 class Movers:
@@ -51,42 +73,15 @@ class Movers:
         self._host: Store = PosixStore(threads)
         self._device: Store | None = None
 
-    def parts(self, memory: SlotMemory) -> int:
-        """How many stores a transfer of these arrays takes."""
-        return len({memory.layer_devices[layer] is None for layer in _placed_layers(memory)} or {True})
-
-    def start(
-        self,
-        direction: Literal["read", "write"],
-        memory: SlotMemory,
-        layers: Sequence[LayerCopies],
-        transfer: Transfer,
-        after: Sequence[Any],
-        gate: Gate | None = None,
-    ) -> None:
-        """Begin to move `layers`; `transfer` hears `released` once for each of its parts."""
+    def shares(self, memory: SlotMemory, layers: Sequence[LayerCopies]) -> list[Share]:
+        """Which store moves which of `layers`: at most one store for host arrays and one for device arrays."""
         on_host = [layer for layer in layers if memory.layer_devices[layer.layer] is None]
         on_device = [layer for layer in layers if memory.layer_devices[layer.layer] is not None]
         if on_device and not any(memory.planes[layer.layer] or memory.states[layer.layer] for layer in on_host):
             # Layers without arrays go with the others.
             on_host, on_device = [], list(layers)
-        jobs: list[tuple[Callable[[], Store], list[LayerCopies]]] = [
-            (self._host_store, on_host),
-            (self.device_store, on_device),
-        ]
-        for store_of, share in jobs:
-            if not share:
-                continue
-            try:
-                store = store_of()
-            except Exception as error:
-                transfer.failed(error)
-                transfer.released()
-                continue
-            if direction == "read":
-                store.read(share, transfer, after, gate)
-            else:
-                store.write(share, transfer, after)
+        shares = [Share(self._host_store, on_host), Share(self.device_store, on_device)]
+        return [share for share in shares if share.layers]
 
     def _host_store(self) -> Store:
         return self._host
@@ -114,6 +109,11 @@ class Movers:
         store = self._host if self._device is None else self._device
         return str(store.describe()["path"])
 
+    @property
+    def reaches_devices(self) -> bool:
+        """Whether device arrays move to and from the medium without a stop in host memory: by GPUDirect Storage."""
+        return bool(self.device_store().describe()["path"] == "gds")
+
     def prepare(self, files: Sequence[PoolFile], segment: int) -> None:
         """Let the store of device arrays get ready for a segment that was allocated."""
         if self._device is not None:
@@ -130,7 +130,3 @@ class Movers:
         self._host.close()
         if self._device is not None:
             self._device.close()
-
-
-def _placed_layers(memory: SlotMemory) -> list[int]:
-    return [layer for layer in range(len(memory.planes)) if memory.planes[layer] or memory.states[layer]]

@@ -15,15 +15,16 @@ from mmkv.layout import Layout
 from mmkv.ledger import Ledger
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
+from mmkv.warming import OpenedHot, forget_hot, open_hot, stored_hot
 
-__all__ = ["Opened", "load_ledger", "open_owner", "open_reader", "stored_capacity"]
+__all__ = ["Opened", "forget_stored_hot", "hot_of", "load_ledger", "open_owner", "open_reader", "stored_capacity"]
 
 _LEAST_FREE_RAM = 1 << 30
 
 
 @dataclass(slots=True)
 class Opened:
-    """The parts of an open pool. `lock` is `None` for a reader."""
+    """The parts of an open pool. `lock` is `None` for a reader, and so is `hot`, as where there is no hot tier."""
 
     path: Path
     description: directory.Description
@@ -32,17 +33,29 @@ class Opened:
     space: Space
     ledger: Ledger
     lock: directory.OwnerLock | None
+    hot: OpenedHot | None = None
 
     def close(self) -> None:
-        """Close the files and the catalog, and give the lock up."""
+        """Close the files and the catalog, and give the locks up."""
+        if self.hot is not None:
+            self.hot.close()
         self.space.close()
         self.catalog.close()
         if self.lock is not None:
             self.lock.release()
 
 
-def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free_ram: int | None) -> Opened:
-    """Open a pool as its owner, and create it where there is none."""
+def open_owner(
+    path: Path,
+    layout: Layout | None,
+    capacity: int | None,
+    min_free_ram: int | None,
+    hot: tuple[Path | None, int | None] = (None, None),
+) -> Opened:
+    """Open a pool as its owner, and create it where there is none.
+
+    `hot` is the directory of its hot tier and that one's capacity; by default what it was opened with last.
+    """
     if layout is not None and not isinstance(layout, Layout):
         raise TypeError(f"layout must be a Layout, not {layout!r}")
     directory.prepare(path, create=layout is not None and capacity is not None)
@@ -88,13 +101,62 @@ def open_owner(path: Path, layout: Layout | None, capacity: int | None, min_free
         if unborn:
             directory.sync_directory(path)
         _settle_other_boots(catalog, boot_id())
+        opened_hot = _open_hot(hot, description, catalog, space.min_free_ram)
+        if opened_hot is not None:
+            undo.callback(opened_hot.close)
         ledger = load_ledger(catalog, space)
         space.trim()
         if not medium.in_ram:
             # Blocks that were freed before are free from here on, so what freed them must be on the medium.
             catalog.sync()
         undo.pop_all()
-    return Opened(path, description, medium, catalog, space, ledger, lock)
+    return Opened(path, description, medium, catalog, space, ledger, lock, opened_hot)
+
+
+def _open_hot(
+    hot: tuple[Path | None, int | None], description: directory.Description, catalog: Catalog, min_free_ram: int
+) -> OpenedHot | None:
+    where, capacity = hot
+    stored = stored_hot(catalog)
+    if where is None and stored is not None:
+        where = stored[0]
+    if capacity is None and stored is not None and stored[0] == where:
+        capacity = stored[1]
+    if where is None:
+        if capacity is not None:
+            raise ValueError(f"hot_capacity is {capacity}, but there is no hot tier: give its directory as hot=")
+        return None
+    if capacity is None:
+        raise ValueError(f"the hot tier at {where} needs a limit: give hot_capacity=")
+    return open_hot(where, capacity, description, catalog, min_free_ram=min_free_ram)
+
+
+def hot_of(path: Path) -> Path | None:
+    """The directory of the hot tier that the pool at `path` was opened with last, if there is a pool and it has one."""
+    if not directory.is_pool(path):
+        return None
+    description = directory.read_description(path)
+    if not (path / description.catalog_name).exists():
+        return None
+    catalog = Catalog(path / description.catalog_name, readonly=True)
+    try:
+        stored = stored_hot(catalog)
+    finally:
+        catalog.close()
+    return None if stored is None else stored[0]
+
+
+def forget_stored_hot(path: Path) -> None:
+    """Let the pool at `path`, which is closed and has all its bytes there, have no hot tier any more."""
+    lock = directory.OwnerLock(path)
+    try:
+        catalog = Catalog(path / directory.read_description(path).catalog_name)
+        try:
+            forget_hot(catalog)
+        finally:
+            catalog.close()
+    finally:
+        lock.release()
 
 
 def open_reader(path: Path, layout: Layout | None) -> Opened:

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmkv.buffer import Buffer
-from mmkv.geometry import Extent
 from mmkv.paged import PagedSlot
+from mmkv.placement import Placement
 from mmkv.slot import Slot
-from mmkv.space import Space
 from mmkv.store.contract import Copy, LayerCopies
 
 __all__ = ["layer_copies"]
@@ -21,34 +20,21 @@ _Runs: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArr
 
 
 def layer_copies(
-    space: Space,
-    slot: Slot | PagedSlot,
-    extents: Sequence[Extent],
-    start: int,
-    stop: int,
-    *,
-    states: Sequence[dict[str, Buffer]] | None = None,
-    record: int | None = None,
+    placement: Placement, slot: Slot | PagedSlot, states: Sequence[dict[str, Buffer]]
 ) -> list[LayerCopies]:
-    """The copies between a slot and the rows `[start, stop)` of a version, layer by layer.
+    """The copies between a slot and one tier's share of a version, layer by layer.
 
     Parameters
     ----------
-    space : Space
-        The pool's files.
+    placement : Placement
+        The tier's files, and the runs and the record in them.
     slot : Slot or PagedSlot
         The arrays.
-    extents : sequence of Extent
-        Where the version lies.
-    start, stop : int
-        The tokens whose rows move.
-    states : sequence of dict of str to Buffer, optional
-        The state arrays of each layer, which move to or from `record`.
-    record : int, optional
-        The checkpoint's record; without one, states do not move.
+    states : sequence of dict of str to Buffer
+        The state arrays of each layer, which move to or from the record.
     """
-    geometry = space.geometry
-    runs, rows = slot.place(geometry.token_runs(extents, start, stop))
+    space, record, geometry = placement.space, placement.record, placement.space.geometry
+    runs, rows = slot.place(placement.runs)
     # Most models have many layers alike, whose runs are the same.
     plane_runs: dict[tuple[int, str], _Runs] = {}
     layers = []
@@ -67,7 +53,7 @@ def layer_copies(
                     )
                 copies.append(Copy(name, file, planes[name], *found))
         state_file = space.states[layer]
-        if state_file is not None and record is not None and states is not None:
+        if state_file is not None and record is not None:
             for name, buffer in states[layer].items():
                 offset = geometry.state_offset(layer, name, record)
                 copies.append(Copy(name, state_file, buffer, _one(offset), _one(0), _one(buffer.bytes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -17,9 +18,20 @@ from typing import Any, Literal
 
 from mmkv import device as cuda
 from mmkv.aside import states_aside
-from mmkv.blocks import leading_extents
-from mmkv.errors import ConversationNotFound, LayoutMismatch, MmkvError, PoolClosed, TransferError
+from mmkv.blocks import block_numbers, leading_extents
+from mmkv.buffer import Buffer
+from mmkv.device import Event
+from mmkv.errors import (
+    ConversationNotFound,
+    LayoutMismatch,
+    MmkvError,
+    PoolClosed,
+    PoolCorrupt,
+    PoolFull,
+    TransferError,
+)
 from mmkv.geometry import Extent, extent_blocks
+from mmkv.hot import Hot
 from mmkv.housekeeping import Housekeeping
 from mmkv.info import ConversationInfo, PoolStats, conversation_infos
 from mmkv.layout import Layout
@@ -27,24 +39,41 @@ from mmkv.ledger import Conversation, Ledger, Version
 from mmkv.match import Match, longest_prefix
 from mmkv.medium import boot_id
 from mmkv.movers import Movers
-from mmkv.opening import Opened, load_ledger, open_owner, open_reader, stored_capacity
+from mmkv.opening import (
+    Opened,
+    forget_stored_hot,
+    hot_of,
+    load_ledger,
+    open_owner,
+    open_reader,
+    stored_capacity,
+)
 from mmkv.paged import PagedSlot
 from mmkv.parking import Park
+from mmkv.placement import Placement
 from mmkv.plan import layer_copies
 from mmkv.prefix import as_token_ids
 from mmkv.room import Room
+from mmkv.route import Route, plan_route
 from mmkv.sizes import as_count, parse_bytes, round_up
 from mmkv.slot import Slot
-from mmkv.store.contract import Gate, LayerCopies
+from mmkv.space import Kind, Space
+from mmkv.store.contract import Gate
 from mmkv.swapping import Handover
-from mmkv.traffic import Parking, Traffic
+from mmkv.taking import Take
+from mmkv.traffic import Parking, Traffic, TransferKind
 from mmkv.transfer import Transfer
+from mmkv.warming import close_hot
+from mmkv.writer import Writer
 
 __all__ = ["Pool"]
 
 _MAX_NAME = 512
 _STORES = ("auto", "mapped", "direct", "posix")
 _MAX_THREADS = 12
+# A disk wants many requests at once, whose threads mostly sleep.
+_MEDIUM_THREADS = 8
+_log = logging.getLogger("mmkv")
 
 
 class Pool:
@@ -54,7 +83,17 @@ class Pool:
     A pool is a context manager that closes itself.
     """
 
-    def __init__(self, opened: Opened, *, deadline: float | None, checkpoints: int, movers: Movers) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        *,
+        deadline: float | None,
+        checkpoints: int,
+        movers: Movers,
+        hot_movers: Movers | None = None,
+        threads: int = 2,
+        rewarm: bool = False,
+    ) -> None:
         self.path = opened.path
         self.layout: Layout = opened.description.layout
         self._opened = opened
@@ -62,6 +101,7 @@ class Pool:
         self._deadline = deadline
         self._older_checkpoints = checkpoints
         self._movers = movers
+        self._hot_movers = hot_movers
         self._boot = boot_id()
         self._readonly = opened.lock is None
         self._closed: str | None = None
@@ -71,6 +111,10 @@ class Pool:
         self._matches = {"hits": 0, "misses": 0}
         # Leases of matches that nobody closed.
         self._orphans: deque[Version] = deque()
+        self._hot = None if hot_movers is None else self._load_hot(opened, hot_movers, threads)
+        self._writer = Writer(
+            self._lock, self._catalog, self._space, self._ledger, self._traffic, self._hot, self._deadline
+        )
         self._room = Room(
             self._lock,
             self._catalog,
@@ -79,6 +123,7 @@ class Pool:
             self._traffic.parking,
             forget=movers.forget,
             grown=movers.prepare,
+            bring=self._writer.bring,
         )
         self._housekeeping: Housekeeping | None = None
         self._seen_changes = -1
@@ -91,9 +136,31 @@ class Pool:
                 self._traffic,
                 drop=self.drop,
                 stats=self._stats,
-                chores=(self._release_orphans, self._keep_spare),
+                chores=(self._release_orphans, self._keep_spare, self._relieve_ram),
             )
         _open_pools.add(self)
+        self._rewarming: threading.Thread | None = None
+        if rewarm and self._hot is not None:
+            self._rewarming = threading.Thread(target=self._rewarm, name="mmkv-rewarm", daemon=True)
+            self._rewarming.start()
+
+    def _load_hot(self, opened: Opened, movers: Movers, threads: int) -> Hot:
+        assert opened.hot is not None
+        hot = Hot(
+            self._lock,
+            self._catalog,
+            self._space,
+            opened.hot.space,
+            self._ledger,
+            threads=max(_MEDIUM_THREADS, threads),
+            forget=movers.forget,
+            grown=movers.prepare,
+        )
+        try:
+            hot.load(opened.hot.residents)
+        except ValueError as error:
+            raise PoolCorrupt(f"the catalog {self._catalog.path} is damaged: {error}") from error
+        return hot
 
     @classmethod
     def open(
@@ -102,6 +169,9 @@ class Pool:
         layout: Layout | None = None,
         *,
         capacity: int | str | None = None,
+        hot: str | os.PathLike[str] | Literal[False] | None = None,
+        hot_capacity: int | str | None = None,
+        rewarm: bool = False,
         readonly: bool = False,
         deadline: float | None = 60.0,
         checkpoints: int = 2,
@@ -119,6 +189,15 @@ class Pool:
             The layout; without one, the stored one. Needed to create.
         capacity : int or str, optional
             The most bytes that the files take, such as `"384GiB"`. Needed to create; for an existing pool, as `resize`.
+        hot : path or False, optional
+            A directory in RAM (tmpfs) for a second tier before `path`: what is parked lands there and is written to
+            `path` in the background, what is taken comes from there if it is there. By default the one that the pool
+            was opened with last, if any; `False` gives it up, after everything in it was brought to `path`.
+        hot_capacity : int or str, optional
+            The most bytes that the files of the hot tier take. Needed for a new one.
+        rewarm : bool
+            Whether to bring the most recently used conversations into the hot tier, in the background, as far as they
+            find free room.
         readonly : bool
             Whether to look only, also beside the pool's owner: `match`, `info`, `conversations`, `stats`. A match's
             lease does not bind the owner.
@@ -131,7 +210,8 @@ class Pool:
         threads : int, optional
             How many threads copy at once in one transfer; by default the number of cores, 2 to 12.
         store : str
-            How device arrays move: `auto`, or one of `mapped` (page-locked map), `direct` (kvikio), `posix`.
+            How device arrays move to and from `path`: `auto`, or one of `mapped` (page-locked map), `direct` (kvikio),
+            `posix`.
 
         Raises
         ------
@@ -158,14 +238,34 @@ class Pool:
         older = as_count(checkpoints, "checkpoints", least=0)
         lanes = max(2, min(_MAX_THREADS, os.cpu_count() or 2)) if threads is None else threads
         lanes = as_count(lanes, "threads", least=1)
-        opened = open_reader(where, layout) if readonly else open_owner(where, layout, size, free)
+        hot_size = None if hot_capacity is None else parse_bytes(hot_capacity, "hot_capacity")
+        hot_path = None if hot is None or hot is False else Path(os.path.abspath(os.fspath(hot)))
+        if readonly:
+            opened = open_reader(where, layout)
+        else:
+            if hot is not None and (former := hot_of(where)) is not None and former != hot_path:
+                _leave_hot(cls, where, layout)
+            opened = open_owner(where, layout, size, free, (hot_path, hot_size))
+        # Path and hot tier may lie on different media, whose stores differ.
         movers = Movers(where, opened.medium, store, lanes, opened.space.allocated)
+        hot_movers = None
+        if opened.hot is not None:
+            hot_movers = Movers(opened.hot.path, opened.hot.medium, "auto", lanes, opened.hot.space.allocated)
         try:
-            pool = cls(opened, deadline=deadline, checkpoints=older, movers=movers)
+            pool = cls(
+                opened,
+                deadline=deadline,
+                checkpoints=older,
+                movers=movers,
+                hot_movers=hot_movers,
+                threads=lanes,
+                rewarm=rewarm,
+            )
         except BaseException:
             opened.close()
             raise
         try:
+            pool._shrink_hot()
             if size is not None and not readonly and size != pool._space.capacity:
                 pool.resize(size)
         except BaseException:
@@ -270,6 +370,8 @@ class Pool:
                 self._space,
                 self._ledger,
                 self._room,
+                self._hot,
+                self._writer,
                 boot=self._boot,
                 older=self._older_checkpoints,
                 name=name,
@@ -279,10 +381,9 @@ class Pool:
                 durable=durable,
                 boundary=boundary,
             )
-            start, stop = park.delta.start, park.stop
-            copies = layer_copies(self._space, slot, park.extents, start, stop, states=states, record=park.record)
-            transfer = self._park_transfer(name, park, slot, handover)
-            self._traffic.enter(transfer, park.held_bytes, self._require_owner)
+            route = self._route(park.placements(), slot, states)
+            transfer = self._park_transfer(name, park, slot, route, handover)
+            self._traffic.enter(transfer, "park", park.held_bytes, self._require_owner)
         except BaseException:
             if park is not None:
                 park.release()
@@ -291,7 +392,7 @@ class Pool:
         self._traffic.begin_park(name, Parking(park, transfer))
 
         def begin() -> None:
-            self._start("write", slot, copies, transfer, after)
+            route.start("write", transfer, after)
             # Beside the rows, which are under way: the ids are a part of the transfer of their own.
             try:
                 park.write_ids()
@@ -304,7 +405,22 @@ class Pool:
 
         return transfer, begin
 
-    def _park_transfer(self, name: str, park: Park, slot: Slot | PagedSlot, handover: Handover | None) -> Transfer:
+    def _route(
+        self, placements: Sequence[Placement], slot: Slot | PagedSlot, states: Sequence[dict[str, Buffer]]
+    ) -> Route:
+        """The way of the bytes between a slot and where they are placed."""
+        tiers = [(self._movers_of(share.space), layer_copies(share, slot, states)) for share in placements]
+        return plan_route(slot.memory, tiers)
+
+    def _movers_of(self, space: Space) -> Movers:
+        if space is self._space:
+            return self._movers
+        assert self._hot_movers is not None
+        return self._hot_movers
+
+    def _park_transfer(
+        self, name: str, park: Park, slot: Slot | PagedSlot, route: Route, handover: Handover | None
+    ) -> Transfer:
         def release(transfer: Transfer) -> None:
             if handover is not None:
                 handover.park_ended(transfer)
@@ -314,12 +430,13 @@ class Pool:
         transfer = Transfer(
             f"park of {name!r}",
             len(self.layout.layers),
-            parts=self._movers.parts(slot.memory) + 1,
+            parts=route.parts + 1,
             deadline=self._deadline,
             finish=park.commit,
             release=release,
             tokens=park.tokens,
             tokens_written=park.tokens - park.delta.start,
+            stores_by_layer=route.stores_by_layer,
         )
         if handover is not None:
             handover.leave(transfer, lambda layers: self._put_back(name, park, slot, layers))
@@ -327,35 +444,23 @@ class Pool:
 
     def _put_back(self, name: str, park: Park, slot: Slot | PagedSlot, layers: Sequence[int]) -> None:
         """Copy layers of a park that was not committed back into its slot, and wait for it."""
-        copies = layer_copies(
-            self._space, slot, park.extents, 0, park.stop, states=slot.memory.states, record=park.newest_record
-        )
+        tiers = [
+            (self._movers_of(share.space), [copies[layer] for layer in layers])
+            for share in park.all_placements()
+            for copies in [layer_copies(share, slot, slot.memory.states)]
+        ]
+        route = plan_route(slot.memory, tiers)
         transfer = Transfer(
             f"return of {name!r}",
             len(self.layout.layers),
-            parts=self._movers.parts(slot.memory),
+            parts=route.parts,
             deadline=None,
             finish=lambda: None,
             release=lambda _: None,
+            stores_by_layer=route.stores_by_layer,
         )
-        self._start("read", slot, [copies[layer] for layer in layers], transfer, ())
+        route.start("read", transfer)
         transfer.result()
-
-    def _start(
-        self,
-        direction: Literal["read", "write"],
-        slot: Slot | PagedSlot,
-        copies: Sequence[LayerCopies],
-        transfer: Transfer,
-        after: Sequence[Any],
-        gate: Gate | None = None,
-    ) -> None:
-        transfer.begin()
-        if any(layer.copies for layer in copies):
-            self._movers.start(direction, slot.memory, copies, transfer, after, gate)
-            return
-        for _ in range(self._movers.parts(slot.memory)):
-            transfer.released()
 
     # Taking
 
@@ -414,34 +519,54 @@ class Pool:
             _require_room(slot, count)
             self._ledger.lease(version)
 
-        def release(transfer: Transfer) -> None:
-            self._release_lease(self._ledger, version)
-            self._ended(transfer, "take")
-
+        take: Take | None = None
         try:
             after = cuda.producer_events(slot.memory.devices, stream)
-            self._space.require_whole()
-            record = next((point.record for point in version.row.checkpoints if point.tokens == count), None)
-            stop = have if have == count else round_up(count, self.layout.granule)
-            copies = layer_copies(
-                self._space, slot, version.extents, have, stop, states=slot.memory.states, record=record
+            self._require_whole()
+            take = Take(
+                self._lock,
+                self._ledger,
+                self._space,
+                self._hot,
+                name=name,
+                version=version,
+                have=have,
+                count=count,
+                promote=self._hot is not None and not (slot.memory.devices and self._movers.reaches_devices),
             )
+            route = self._route(take.placements(), slot, slot.memory.states)
             transfer = Transfer(
                 f"take of {name!r}",
                 len(self.layout.layers),
-                parts=self._movers.parts(slot.memory) + parts,
+                parts=route.parts + parts,
                 deadline=self._deadline,
                 finish=lambda: self._touch(name),
-                release=release,
+                release=partial(self._take_ended, take),
                 tokens=count,
                 tokens_written=count - have,
+                stores_by_layer=route.stores_by_layer,
             )
-            held = extent_blocks(version.extents) * self._space.geometry.block_bytes
-            self._traffic.enter(transfer, held, self._require_owner)
+            self._traffic.enter(transfer, "take", take.held_bytes, self._require_owner)
         except BaseException:
-            self._release_lease(self._ledger, version)
+            if take is None:
+                self._release_lease(self._ledger, version)
+            else:
+                take.release(None)
             raise
-        return transfer, lambda gate: self._start("read", slot, copies, transfer, after, gate)
+
+        def begin(gate: Gate | None) -> None:
+            route.start("read", transfer, after, _gates(take, gate))
+
+        return transfer, begin
+
+    def _take_ended(self, take: Take, transfer: Transfer) -> None:
+        take.release(transfer)
+        self._ended(transfer, "take")
+
+    def _require_whole(self) -> None:
+        self._space.require_whole()
+        if self._hot is not None:
+            self._hot.space.require_whole()
 
     def _empty_take(self, parts: int) -> tuple[Transfer, Callable[[Gate | None], None]]:
         transfer = Transfer(
@@ -517,7 +642,8 @@ class Pool:
             self._ledger.lease(found.version)
             # A reader's ledger is another one after the owner's next change.
             release = partial(self._release_lease, self._ledger)
-            return Match(found.name, where, found.version, tokens, release, self._orphans.append, self)
+            tier = "hot" if self._hot is not None and self._hot.has(found.version.extents, tokens) else "path"
+            return Match(found.name, where, found.version, tokens, release, self._orphans.append, self, tier)
 
     def __contains__(self, conversation: object) -> bool:
         with self._reading():
@@ -658,14 +784,91 @@ class Pool:
             found.pinned = pinned
 
     def flush(self, conversation: str | None = None) -> None:
-        """Wait until one conversation, or every one, is on the medium. Costs a sync of the layer files.
+        """Wait until one conversation, or every one, is on the medium of the pool's path.
 
-        On a disk, what is flushed survives a loss of power; in RAM nothing does.
+        Costs a write of what only the hot tier has, and a sync of the layer files. On a disk, what is flushed survives
+        a loss of power; in RAM nothing does.
+
+        Raises
+        ------
+        ConversationNotFound
+            There is none of that id.
+        MmkvError
+            The medium refused; what was parked is as readable as before.
         """
         self._require_owner()
         with self._lock:
             found = [self._find(conversation)] if conversation is not None else []
-            self._room.sync(found or list(self._ledger.conversations.values()))
+            waiting = found or list(self._ledger.conversations.values())
+        self._writer.bring(waiting)
+
+    def prefetch(self, conversation: str) -> Transfer:
+        """Bring a conversation into the hot tier ahead of its take. Counts as a use; gives way to takes.
+
+        Returns
+        -------
+        Transfer
+            Its layers land as they become hot; `cancel` ends it, unless a take waits for the same bytes by then.
+            Without a hot tier, or where all is hot already, it is done and moved nothing.
+
+        Raises
+        ------
+        ConversationNotFound
+            There is none of that id.
+        """
+        self._require_owner()
+        with self._lock:
+            found = self._find(conversation)
+            found.used = self._ledger.next_use()
+            return self._prefetch(found, evict=True)
+
+    def _prefetch(self, conversation: Conversation, *, evict: bool) -> Transfer:
+        name, version = conversation.name, conversation.version
+        with self._lock:
+            self._ledger.lease(version)
+
+        def release(transfer: Transfer) -> None:
+            self._release_lease(self._ledger, version)
+            self._ended(transfer, "prefetch")
+
+        transfer = Transfer(
+            f"prefetch of {name!r}",
+            len(self.layout.layers),
+            parts=1,
+            deadline=None,
+            finish=lambda: None,
+            release=release,
+            tokens=version.tokens,
+        )
+        try:
+            held = extent_blocks(version.extents) * self._space.geometry.block_bytes
+            self._traffic.enter(transfer, "prefetch", held, self._require_owner)
+        except BaseException:
+            self._release_lease(self._ledger, version)
+            raise
+        transfer.begin()
+        records = block_numbers(version.records)
+        numbers: dict[Kind, Any] = {"blocks": block_numbers(version.extents), "checkpoints": records[-1:]}
+        if self._hot is None or not self._hot.prefetch(repr(name), numbers, transfer, evict=evict):
+            transfer.released()
+        return transfer
+
+    def _rewarm(self) -> None:
+        """Prefetch by recency, one conversation after the other, until one finds no free room."""
+        assert self._hot is not None
+        with self._lock:
+            recent = list(reversed(self._ledger.least_recently_used()))
+        for conversation in recent:
+            with self._lock:
+                if self._closed is not None or self._hot.is_full:
+                    return
+                if self._ledger.conversations.get(conversation.name) is not conversation:
+                    continue
+            try:
+                self._prefetch(conversation, evict=False).result()
+            except MmkvError as error:
+                _log.info("rewarming ended early: %s", error)
+                return
 
     def resize(self, capacity: int | str) -> None:
         """Change the capacity; moves no byte.
@@ -680,6 +883,9 @@ class Pool:
         """
         size = parse_bytes(capacity, "capacity")
         self._require_owner()
+        with self._lock:
+            fallen_back = self._room.with_fallback() if size < self._space.allocated_bytes else []
+        self._writer.bring(fallen_back)
         with self._lock:
             smallest = self._space.geometry.smallest_capacity
             if size < smallest:
@@ -700,14 +906,17 @@ class Pool:
             if self._closed is not None:
                 return
             self._closed = "it was closed"
+        if self._rewarming is not None and self._rewarming is not threading.current_thread():
+            self._rewarming.join()
         self._traffic.wait_until_quiet()
         try:
             if self._housekeeping is not None:
-                with self._lock:
-                    if not self._opened.medium.in_ram:
-                        self._room.sync(list(self._ledger.conversations.values()))
                 self._housekeeping.stop()
+                if self._hot is not None or not self._opened.medium.in_ram:
+                    self._writer.bring(list(self._ledger.conversations.values()))
         finally:
+            self._writer.stop()
+            self._traffic.wait_until_quiet()
             with self._lock:
                 # What is in quarantine may still write to the files: nobody else may own them before it has ended.
                 self._lingering = not self._traffic.is_quiet
@@ -726,7 +935,7 @@ class Pool:
 
     # Within
 
-    def _ended(self, transfer: Transfer, kind: Literal["park", "take"]) -> None:
+    def _ended(self, transfer: Transfer, kind: TransferKind) -> None:
         self._traffic.ended(transfer, kind)
         with self._lock:
             if self._lingering and self._traffic.is_quiet:
@@ -736,6 +945,11 @@ class Pool:
     def _let_go(self) -> None:
         """Close the files and give the lock up."""
         self._movers.close()
+        if self._hot is not None and self._hot_movers is not None and self._opened.hot is not None:
+            self._hot_movers.close()
+            self._hot.close()
+            dirty = any(residents.dirty_count for residents in self._hot.residents.values())
+            close_hot(self._opened.hot, self._opened.description, self._catalog, dirty=dirty)
         self._opened.close()
         _open_pools.discard(self)
 
@@ -823,6 +1037,23 @@ class Pool:
         # What a device copies to must be page-locked, which costs ten times the copy.
         page_locked = self._opened.medium.in_ram and self._movers.moves_device_arrays
         self._room.keep_spare(least_segments=1 if page_locked else 0)
+        if self._hot is not None:
+            self._hot.keep_spare(least_segments=1)
+
+    def _relieve_ram(self) -> None:
+        if self._hot is not None:
+            self._hot.relieve()
+
+    def _shrink_hot(self) -> None:
+        """Bring the hot tier down to its capacity, after that was lowered."""
+        hot = self._hot
+        while hot is not None and hot.space.allocated_bytes > hot.space.capacity and not hot.give_back_one():
+            self._writer.bring(list(self._ledger.conversations.values()))
+            if not hot.give_back_one():
+                raise PoolFull(
+                    f"the hot tier takes {hot.space.allocated_bytes} bytes, and what is pinned in it keeps it from "
+                    f"hot_capacity={hot.space.capacity}: unpin conversations first"
+                )
 
     def _release_orphans(self) -> None:
         while self._orphans:
@@ -847,6 +1078,29 @@ class Pool:
             self._opened.lock.abandon()
         self._catalog.leak()
         self._space.close()
+        if self._opened.hot is not None:
+            self._opened.hot.lock.abandon()
+            self._opened.hot.space.close()
+
+
+def _gates(take: Take, handover: Gate | None) -> Gate | None:
+    """What has to be waited for before a layer of a slot is overwritten: its bytes, and who leaves the slot."""
+    if not take.waits:
+        return handover
+
+    def gate(layer: int) -> Event | None:
+        take.wait(layer)
+        return None if handover is None else handover(layer)
+
+    return gate
+
+
+def _leave_hot(pool: type[Pool], path: Path, layout: Layout | None) -> None:
+    """Bring what the hot tier of a pool has to the path, and forget it."""
+    with pool.open(path, layout):
+        # Closing brings everything to the path.
+        pass
+    forget_stored_hot(path)
 
 
 def _require_room(slot: Slot | PagedSlot, tokens: int) -> None:

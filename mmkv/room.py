@@ -37,6 +37,8 @@ class Room:
         Called with a file and a segment that is about to be given back.
     grown : callable
         Called with the files and the segment that was allocated in them.
+    bring : callable
+        Brings the newest versions of conversations to the medium; the lock is not held.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Room:
         *,
         forget: Callable[[PoolFile, int], None],
         grown: Callable[[list[PoolFile], int], None],
+        bring: Callable[[list[Conversation]], None],
     ) -> None:
         self._lock = lock
         self._catalog = catalog
@@ -57,6 +60,7 @@ class Room:
         self._busy = busy
         self._forget = forget
         self._grown = grown
+        self._bring = bring
         self.evictions = 0
         # The file system had no room for a spare segment: what it tries in vain may take it seconds.
         self._spare_refused = False
@@ -77,6 +81,7 @@ class Room:
         while True:
             # What is made free is taken under the same lock: another park that came between would cost more evictions.
             with self._lock:
+                waiting: list[Conversation] = []
                 while (reservation := self._space.try_reserve(blocks, records, behind, tail_apart=tail_apart)) is None:
                     if self._settle():
                         continue
@@ -84,10 +89,18 @@ class Room:
                     assert kind is not None
                     if self._space.may_grow(kind):
                         break
-                    if not self._give_back_other(kind, blocks, records):
-                        self._evict(what, blocks, records)
+                    if self._give_back_other(kind, blocks, records):
+                        continue
+                    waiting = self.with_fallback()
+                    if waiting:
+                        break
+                    self._evict(what, blocks, records)
                 else:
                     return reservation
+            if waiting:
+                # What they fall back to becomes free, at the price of a sync, and of no conversation.
+                self._bring(waiting)
+                continue
             segment = self._space.grow(kind, self._lock)
             self._spare_refused = False
             if segment is not None:
@@ -158,8 +171,6 @@ class Room:
 
     def _evict(self, what: str, blocks: int, records: int) -> None:
         space = self._space
-        if self.release_fallbacks():
-            return
         room_to_grow = space.room_to_grow
         victims = choose_victims(
             self._ledger,
@@ -195,22 +206,9 @@ class Room:
             self._ledger.drop(victim.name)
         self.evictions += len(victims)
 
-    def release_fallbacks(self) -> bool:
-        """Bring the newest versions to the medium, so that the older ones kept for their sake become free."""
-        waiting = [c for c in self._ledger.conversations.values() if c.fallback is not None]
-        if waiting:
-            self.sync(waiting)
-        return bool(waiting)
-
-    def sync(self, conversations: list[Conversation]) -> None:
-        """Wait until the newest versions of `conversations` are on the medium. The pool's lock is held."""
-        waiting = [conversation for conversation in conversations if not conversation.version.row.synced]
-        if not waiting:
-            return
-        self._space.sync()
-        self._catalog.mark_synced([conversation.version.row.id for conversation in waiting])
-        for conversation in waiting:
-            self._ledger.mark_synced(conversation)
+    def with_fallback(self) -> list[Conversation]:
+        """The conversations that keep an older version until the newest one is on the medium. The lock is held."""
+        return [c for c in self._ledger.conversations.values() if c.fallback is not None]
 
     def shrink(self, capacity: int) -> None:
         """Bring the files down to `capacity` bytes: give back drained segments, and drop what stands in the way.
@@ -220,8 +218,6 @@ class Room:
         PoolFull
             What is pinned, leased or being parked needs more; nothing was dropped.
         """
-        self._settle()
-        self.release_fallbacks()
         self._settle()
         candidates = self._evictable()
         if self._bytes_in_use_without(candidates) > capacity:

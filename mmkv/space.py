@@ -46,7 +46,7 @@ class Space:
     Parameters
     ----------
     directory : Path
-        The pool's directory.
+        The tier's directory.
     geometry : Geometry
         The sizes of everything.
     catalog : Catalog
@@ -59,6 +59,8 @@ class Space:
         Bytes of RAM that growing leaves free, where the medium is RAM.
     create, readonly : bool
         Whether to make the files where they are missing; whether only to read them.
+    tier : int
+        0 for the pool's own files, 1 for the hot ones, which have no ids.
 
     Raises
     ------
@@ -77,8 +79,10 @@ class Space:
         min_free_ram: int,
         create: bool = False,
         readonly: bool = False,
+        tier: int = 0,
     ) -> None:
         self.geometry = geometry
+        self.tier = tier
         self.medium = medium
         self.capacity = capacity
         self.min_free_ram = min_free_ram
@@ -107,12 +111,17 @@ class Space:
         if create:
             (directory / "layers").mkdir(mode=0o700, exist_ok=True)
         geometry = self.geometry
-        self.tokens = PoolFile(directory / "tokens.kv", geometry.tokens_segment_bytes, create=create, readonly=readonly)
-        self._opened.append(self.tokens)
+        self._tokens = opened("tokens.kv", geometry.tokens_segment_bytes if self.tier == 0 else 0)
         sizes = zip(geometry.layer_segment_bytes, geometry.layer_state_segment_bytes, strict=True)
         for layer, (plane_bytes, state_bytes) in enumerate(sizes):
             self.planes.append(opened(f"layers/{layer:04d}.kv", plane_bytes))
             self.states.append(opened(f"layers/{layer:04d}.state", state_bytes))
+
+    @property
+    def tokens(self) -> PoolFile:
+        """The file of ids."""
+        assert self._tokens is not None
+        return self._tokens
 
     def reload_segments(self) -> None:
         """Read the list of segments anew, with no block held: for a reader, whose owner goes on."""
@@ -120,7 +129,7 @@ class Space:
         self.blocks = BlockAllocator(geometry.segment_blocks, defer=defer)
         self.records = BlockAllocator(max(1, geometry.segment_checkpoints), defer=defer)
         for kind in KINDS:
-            for segment in self._catalog.segments(kind):
+            for segment in self._catalog.segments(kind, self.tier):
                 self.allocator(kind).add_segment(segment)
 
     def allocator(self, kind: Kind) -> BlockAllocator:
@@ -130,7 +139,7 @@ class Space:
     def files(self, kind: Kind) -> list[PoolFile]:
         """The files that hold the segments of `kind`."""
         if kind == "blocks":
-            return [self.tokens, *(file for file in self.planes if file is not None)]
+            return [file for file in (self._tokens, *self.planes) if file is not None]
         return [file for file in self.states if file is not None]
 
     def allocated(self) -> list[tuple[list[PoolFile], list[int]]]:
@@ -145,12 +154,24 @@ class Space:
     @property
     def used_bytes(self) -> int:
         """Bytes of the blocks and records that are held."""
+        return self.blocks.used * self.block_bytes + self.records.used * self.geometry.checkpoint_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block over all files of the tier, padding left out."""
         geometry = self.geometry
-        return self.blocks.used * geometry.block_bytes + self.records.used * geometry.checkpoint_bytes
+        return geometry.block_bytes - (geometry.block_tokens * ID_BYTES if self._tokens is None else 0)
+
+    def number_bytes(self, kind: Kind) -> int:
+        """Bytes of a block or of a checkpoint's record over all files of the tier, padding left out."""
+        return self.block_bytes if kind == "blocks" else self.geometry.checkpoint_bytes
 
     def segment_bytes(self, kind: Kind) -> int:
         """Bytes of a segment of `kind` over all its files."""
-        return self.geometry.segment_bytes if kind == "blocks" else self.geometry.state_segment_bytes
+        geometry = self.geometry
+        if kind == "checkpoints":
+            return geometry.state_segment_bytes
+        return geometry.segment_bytes - (geometry.tokens_segment_bytes if self._tokens is None else 0)
 
     def _expected_sizes(self) -> Iterator[tuple[PoolFile, int]]:
         for kind in KINDS:
@@ -229,7 +250,7 @@ class Space:
             self._allocate(files, segment)
             try:
                 with lock:
-                    self._catalog.add_segment(kind, segment)
+                    self._catalog.add_segment(kind, segment, self.tier)
                     self.allocator(kind).add_segment(segment)
             except BaseException:
                 for file in files:
@@ -251,7 +272,7 @@ class Space:
     def give_back(self, kind: Kind, segment: int) -> None:
         """Free the space of a drained segment. The pool's lock is held; no store holds a map of it."""
         # In this order a failure, or a crash, leaves at worst space that the next open gives back.
-        self._catalog.remove_segment(kind, segment)
+        self._catalog.remove_segment(kind, segment, self.tier)
         self.allocator(kind).remove_segment(segment)
         for file in self.files(kind):
             file.give_back(segment)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from mmkv.parking import Park
 from mmkv.transfer import Transfer
 
-__all__ = ["Parking", "Traffic"]
+if TYPE_CHECKING:
+    from mmkv.parking import Park
+
+__all__ = ["Parking", "Traffic", "TransferKind"]
+
+TransferKind: TypeAlias = Literal["park", "take", "prefetch", "spill"]
 
 
 class Parking(NamedTuple):
@@ -35,6 +39,7 @@ class Traffic:
         # `None` while a park is prepared.
         self._parking: dict[str, Parking | None] = {}
         self._held: dict[Transfer, int] = {}
+        self._kinds: dict[Transfer, TransferKind] = {}
         self.counters = dict.fromkeys(("parks", "takes", "failures", "bytes_parked", "bytes_taken"), 0)
         self.moved: dict[str, int] = {}
 
@@ -73,11 +78,18 @@ class Traffic:
             self._parking.pop(name, None)
             self._changed.notify_all()
 
-    def enter(self, transfer: Transfer, held_bytes: int, require_open: Callable[[], None]) -> None:
+    @property
+    def moves_slots(self) -> bool:
+        """Whether a park or a take is under way, to which others give way."""
+        with self._changed:
+            return any(kind in ("park", "take") for kind in self._kinds.values())
+
+    def enter(self, transfer: Transfer, kind: TransferKind, held_bytes: int, require_open: Callable[[], None]) -> None:
         """Count a transfer that holds so many bytes of blocks."""
         with self._changed:
             require_open()
             self._held[transfer] = held_bytes
+            self._kinds[transfer] = kind
 
     def begin_park(self, name: str, parking: Parking) -> None:
         """The park that `enter_park` made way for is prepared."""
@@ -92,17 +104,21 @@ class Traffic:
                 self._changed.wait()
             return self._parking.get(name)
 
-    def ended(self, transfer: Transfer, kind: Literal["park", "take"]) -> None:
+    def ended(self, transfer: Transfer, kind: TransferKind) -> None:
         """Book a transfer that let go of everything."""
         with self._changed:
+            self._kinds.pop(transfer, None)
             for name, parking in list(self._parking.items()):
                 if parking is not None and parking.transfer is transfer:
                     del self._parking[name]
             self._held.pop(transfer, None)
-            for path, size in transfer.moved_bytes.items():
-                self.moved[path] = self.moved.get(path, 0) + size
-            self.counters["bytes_parked" if kind == "park" else "bytes_taken"] += sum(transfer.moved_bytes.values())
-            self.counters["failures" if transfer.stopped else f"{kind}s"] += 1
+            if kind in ("park", "take"):
+                for path, size in transfer.moved_bytes.items():
+                    self.moved[path] = self.moved.get(path, 0) + size
+                self.counters["bytes_parked" if kind == "park" else "bytes_taken"] += sum(transfer.moved_bytes.values())
+                self.counters["failures" if transfer.stopped else f"{kind}s"] += 1
+            elif transfer.stopped:
+                self.counters["failures"] += 1
             self._changed.notify_all()
 
     def expire(self) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ from mmkv.errors import MmkvError, PoolClosed, TransferCancelled, TransferError,
 
 if TYPE_CHECKING:
     from mmkv.device import Event
-
-_log = logging.getLogger("mmkv")
 
 __all__ = ["Receipt", "Transfer"]
 
@@ -73,6 +71,7 @@ class Transfer:
         release: Callable[[Transfer], None],
         tokens: int = 0,
         tokens_written: int = 0,
+        stores_by_layer: Sequence[int] | None = None,
     ) -> None:
         self.what = what
         self.tokens = tokens
@@ -86,6 +85,8 @@ class Transfer:
         self._layers = layers
         self._events: dict[int, Event] = {}
         self._landed = [False] * layers
+        # How many stores have still to say that a layer landed.
+        self._missing = [1] * layers if stores_by_layer is None else list(stores_by_layer)
         self._parts = parts
         self._finish = finish
         self._release = release
@@ -223,13 +224,16 @@ class Transfer:
     def submitted(self, layer: int, event: Event) -> None:
         """See `Progress.submitted`."""
         with self._changed:
-            self._events[layer] = event
-            self._changed.notify_all()
+            # One store's event says nothing of what another one moves.
+            if self._missing[layer] <= 1:
+                self._events[layer] = event
+                self._changed.notify_all()
 
     def landed(self, layer: int) -> None:
         """See `Progress.landed`."""
         with self._changed:
-            if self._error is None:
+            self._missing[layer] -= 1
+            if self._error is None and self._missing[layer] <= 0:
                 self._landed[layer] = True
                 self._changed.notify_all()
 

@@ -1,0 +1,262 @@
+"""Opening the hot tier: its directory, whose it is, and whether what the catalog lists there is still true."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmkv import directory
+from mmkv.catalog import Catalog, Resident
+from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
+from mmkv.geometry import Geometry, choose_geometry
+from mmkv.medium import Medium, boot_id, medium_of
+from mmkv.space import Space
+
+__all__ = ["OpenedHot", "close_hot", "forget_hot", "open_hot", "stored_hot"]
+
+_NAME = "hot.json"
+_NAMES = frozenset({_NAME, "layers", "lock"})
+_MAX_BYTES = 1 << 16
+_log = logging.getLogger("mmkv")
+
+
+@dataclass(slots=True)
+class OpenedHot:
+    """The parts of an open hot tier.
+
+    Attributes
+    ----------
+    residents : list of Resident
+        What the catalog lists in it; nothing where it was made anew.
+    """
+
+    path: Path
+    medium: Medium
+    space: Space
+    lock: directory.OwnerLock
+    residents: list[Resident]
+    generation: int
+
+    def close(self) -> None:
+        """Close the files and give the lock up."""
+        self.space.close()
+        self.lock.release()
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What `hot.json` says: of which pool the files are, and of which of its openings."""
+
+    uuid: str
+    generation: int
+    boot: str
+    dirty: bool
+    sizes: dict[str, Any]
+
+
+def stored_hot(catalog: Catalog) -> tuple[Path, int] | None:
+    """The hot directory and its capacity that a pool was opened with last, if it has one.
+
+    Raises
+    ------
+    PoolCorrupt
+        What the catalog keeps makes no sense.
+    """
+    value = catalog.get_property("hot")
+    if value is None:
+        return None
+    match value:
+        case {"path": str(path), "capacity": int(capacity)} if Path(path).is_absolute() and capacity > 0:
+            return Path(path), capacity
+    raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its hot tier is {value!r}")
+
+
+def open_hot(
+    path: Path, capacity: int, description: directory.Description, catalog: Catalog, *, min_free_ram: int
+) -> OpenedHot:
+    """Open the hot tier of a pool, or make it anew where what is there is not what the catalog knows.
+
+    Before this returns anew, what only the lost files held is forgotten: those conversations fall back to the version
+    that the path has, or are dropped.
+
+    Raises
+    ------
+    ValueError
+        The directory cannot be a hot tier, or holds what another pool has not written to its path yet.
+    PoolLocked
+        Another pool uses the directory.
+    PoolFull
+        There is no room for it.
+    """
+    directory.prepare(path, create=True)
+    medium = medium_of(path)
+    if not medium.in_ram:
+        raise ValueError(f"hot={str(path)!r} lies on {medium.fs_type}, not in RAM: use a directory on tmpfs")
+    if medium.fs_type == "hugetlbfs":
+        raise ValueError(f"hot={str(path)!r} lies on hugetlbfs, which has no system calls to write with: use tmpfs")
+    with contextlib.ExitStack() as undo:
+        lock = directory.OwnerLock(path)
+        undo.callback(lock.release)
+        claim = _read_claim(path)
+        _require_free(path, claim, description)
+        generations = _stored_generations(catalog)
+        space = _reopened(path, claim, generations, capacity, description, catalog, medium, min_free_ram)
+        residents = catalog.residents() if space is not None else []
+        if space is None:
+            forget_hot(catalog)
+            _clear(path)
+            geometry = choose_geometry(description.layout, capacity)
+            try:
+                space = Space(
+                    path, geometry, catalog, medium, capacity=capacity, min_free_ram=min_free_ram, create=True, tier=1
+                )
+            except OSError as error:
+                raise PoolFull(f"cannot make the hot tier at {path}: {error.strerror}") from error
+        undo.callback(space.close)
+        space.trim()
+        opened = OpenedHot(path, medium, space, lock, residents, max(generations))
+        _claim(opened, description, catalog, dirty=True)
+        catalog.set_property("hot", {"path": str(path), "capacity": capacity})
+        undo.pop_all()
+    return opened
+
+
+def close_hot(opened: OpenedHot, description: directory.Description, catalog: Catalog, *, dirty: bool) -> None:
+    """Leave the hot tier for the next opening: a copy of its files that was made meanwhile is of no use then."""
+    _claim(opened, description, catalog, dirty=dirty)
+
+
+def forget_hot(catalog: Catalog) -> None:
+    """Forget the hot tier, whose files are gone: what only they held is lost, all else is at the path."""
+    dirty = {(row.kind, row.number) for row in catalog.residents() if row.dirty}
+    lost = []
+    for row in catalog.load(hashes=False):
+        if row.version.synced or not dirty:
+            continue
+        blocks = {("blocks", number) for first, count in row.version.extents for number in range(first, first + count)}
+        records = {("checkpoints", point.record) for point in row.version.checkpoints}
+        if dirty.isdisjoint(blocks | records):
+            continue
+        if row.fallback is None:
+            lost.append(row.name)
+        else:
+            catalog.restore_fallback(row.name, row.fallback.id)
+    if lost:
+        _log.warning("%d conversations were in a hot tier that is gone, and are lost", len(lost))
+        catalog.drop(lost)
+    catalog.forget_hot({"hot": None})
+
+
+def _reopened(
+    path: Path,
+    claim: _Claim | None,
+    generations: list[int],
+    capacity: int,
+    description: directory.Description,
+    catalog: Catalog,
+    medium: Medium,
+    min_free_ram: int,
+) -> Space | None:
+    """The files as the catalog knows them, or `None` if they are not."""
+    stored = stored_hot(catalog)
+    if claim is None or stored is None or (claim.uuid, claim.boot) != (description.uuid, boot_id()):
+        return None
+    if claim.generation not in generations or stored[0] != path:
+        return None
+    try:
+        geometry = Geometry.from_json(description.layout, claim.sizes)
+        return Space(path, geometry, catalog, medium, capacity=capacity, min_free_ram=min_free_ram, tier=1)
+    except (ValueError, PoolCorrupt) as error:
+        _log.warning("the hot tier at %s is damaged and is made anew: %s", path, error)
+        return None
+
+
+def _stored_generations(catalog: Catalog) -> list[int]:
+    """The generation of the hot files; two, while one makes way for the next."""
+    value = catalog.get_property("hot_generations", [0])
+    numbers = value if isinstance(value, list) else []
+    if not numbers or any(type(number) is not int or not 0 <= number < 1 << 60 for number in numbers):
+        raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its hot generations are {value!r}")
+    return numbers
+
+
+def _require_free(path: Path, claim: _Claim | None, description: directory.Description) -> None:
+    names = {entry.name for entry in path.iterdir()}
+    foreign = sorted(name for name in names - _NAMES if not name.startswith(_NAME))
+    if foreign:
+        raise ValueError(f"{path} holds {foreign[0]!r}, which is not of a hot tier: choose an empty directory")
+    if claim is not None and claim.uuid != description.uuid and claim.dirty and claim.boot == boot_id():
+        raise ValueError(
+            f"{path} is the hot tier of another pool ({claim.uuid}), which was not closed: open that pool first, "
+            "or empty the directory to give up what it had not written to its path"
+        )
+
+
+def _claim(opened: OpenedHot, description: directory.Description, catalog: Catalog, *, dirty: bool) -> None:
+    """Note a new generation in the catalog and beside the files: a copy of either goes with the other no longer."""
+    catalog.set_property("hot_generations", [opened.generation, opened.generation + 1])
+    opened.generation += 1
+    value = {
+        "uuid": description.uuid,
+        "generation": opened.generation,
+        "boot": boot_id(),
+        "dirty": dirty,
+        "sizes": opened.space.geometry.to_json(),
+    }
+    partial = opened.path / f"{_NAME}.{os.getpid()}"
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        partial.rename(opened.path / _NAME)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PoolFull(f"cannot write {opened.path / _NAME}: {error.strerror}") from error
+    catalog.set_property("hot_generations", [opened.generation])
+
+
+def _read_claim(path: Path) -> _Claim | None:
+    """What `hot.json` says; `None` where there is none that makes sense."""
+    try:
+        fd = os.open(path / _NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        text = file.read(_MAX_BYTES)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    match value:
+        case {
+            "uuid": str(uuid),
+            "generation": int(generation),
+            "boot": str(boot),
+            "dirty": bool(dirty),
+            "sizes": dict(sizes),
+        }:
+            return _Claim(uuid, generation, boot, dirty, sizes)
+    return None
+
+
+def _clear(path: Path) -> None:
+    """Delete the files of a hot tier that is made anew."""
+    try:
+        (path / _NAME).unlink(missing_ok=True)
+        layers = path / "layers"
+        if layers.is_symlink():
+            raise ValueError(f"{layers} is a symbolic link: a hot tier's files are plain files")
+        for file in layers.glob("*") if layers.is_dir() else ():
+            if file.suffix not in (".kv", ".state"):
+                raise ValueError(f"{file} is not of a hot tier: choose an empty directory")
+            file.unlink()
+    except OSError as error:
+        raise MmkvError(f"cannot clear {path}: {error.strerror}") from error
