@@ -1,0 +1,189 @@
+"""CRC32C of bytes in host memory, and of units that lie there in parts.
+
+A checksum finds any flipped bit and any errors within 32 bits of each other for certain, and words, rows or units that
+changed places but for one case in 2^32. `mmkv.store.digest` computes the same values in device memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmkv.castagnoli import Values, look_up, power, shift, tables
+
+try:
+    from crc32c import crc32c as _library
+except ImportError:
+    _library: Callable[..., int] | None = None  # type: ignore[no-redef]
+
+__all__ = ["Parts", "Values", "combine", "crc32c", "host_checksums"]
+
+_logger = logging.getLogger("mmkv")
+
+Words = npt.NDArray[np.int64]
+
+# Arrays of the computation without the library stay in the processor's cache.
+_SLICE = 1 << 20
+_ONES = 0xFFFFFFFF
+
+
+def crc32c(data: Any, value: int = 0) -> int:
+    """The checksum of a contiguous buffer, which is not copied, behind bytes whose checksum is `value`.
+
+    Runs at 13 to 16 GB/s (measured on one core of an EPYC), without the interpreter's lock from 32 KiB on. Where the
+    package `crc32c` is missing NumPy computes the same at a fiftieth of that speed.
+    """
+    if _library is not None:
+        return _library(data, value)
+    _say_slow()
+    octets = np.frombuffer(data, dtype=np.uint8)
+    for start in range(0, len(octets), _SLICE):
+        part = octets[start : start + _SLICE]
+        value = int(shift(value ^ _ONES, len(part))) ^ _remainder(part) ^ _ONES
+    return value
+
+
+def combine(first: npt.ArrayLike, second: npt.ArrayLike, second_bytes: npt.ArrayLike) -> Values:
+    """The checksums of pairs of pieces, one behind the other, from those of the pieces.
+
+    Parameters
+    ----------
+    first, second : array_like of uint32
+        The checksums of the pieces before, and of those behind.
+    second_bytes : array_like of int64
+        The sizes of those behind; one for all costs least.
+
+    Returns
+    -------
+    ndarray of uint32
+        The checksums, in the shape that the arguments have together.
+    """
+    joined: Values = shift(first, second_bytes) ^ np.asarray(second, np.uint32)
+    return joined
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """Units in memory, each of which is the bytes of its parts in their order.
+
+    Attributes
+    ----------
+    addresses, sizes : ndarray of int64, shape (parts,)
+        Where the parts lie. Any alignment, any size.
+    units : ndarray of int64, shape (parts,)
+        The unit of each part; it never decreases.
+    count : int
+        How many units there are. A unit without parts is empty.
+    """
+
+    addresses: Words
+    sizes: Words
+    units: Words
+    count: int
+
+    @classmethod
+    def cut(cls, addresses: npt.ArrayLike, sizes: npt.ArrayLike, unit_bytes: int, *, begun: int = 0) -> Parts:
+        """The units of rows that lie in runs, one behind the other; the last unit may be partial.
+
+        Parameters
+        ----------
+        addresses, sizes : array_like of int64, shape (runs,)
+            Where the runs lie.
+        unit_bytes : int
+            Size of a unit.
+        begun : int
+            How many bytes of the first unit come before the runs.
+        """
+        addresses, sizes = np.asarray(addresses, np.int64), np.asarray(sizes, np.int64)
+        ends = np.cumsum(sizes)
+        total = int(ends[-1]) if len(ends) else 0
+        borders = np.arange(unit_bytes - begun, total, unit_bytes)
+        cuts = np.unique(np.concatenate(([0], ends, borders)))
+        starts = cuts[:-1]
+        runs = np.searchsorted(ends, starts, side="right")
+        units = (starts + begun) // unit_bytes
+        count = int(units[-1]) + 1 if len(units) else 0
+        return cls(addresses[runs] + starts - (ends - sizes)[runs], np.diff(cuts), units, count)
+
+    @property
+    def unit_sizes(self) -> Words:
+        """Bytes of each unit."""
+        return np.diff(self._unit_ends, prepend=0)
+
+    @property
+    def behind(self) -> Words:
+        """For each part, how many bytes of its unit come behind it."""
+        return self._unit_ends[self.units] - np.cumsum(self.sizes)
+
+    @property
+    def _unit_ends(self) -> Words:
+        ends = np.append(0, np.cumsum(self.sizes))
+        return ends[np.searchsorted(self.units, np.arange(self.count), side="right")]
+
+
+def host_checksums(parts: Parts, values: npt.ArrayLike | None = None, *, threads: int = 1) -> Values:
+    """The checksum of each unit in host memory.
+
+    Parameters
+    ----------
+    parts : Parts
+        The units.
+    values : array_like of uint32, optional
+        The checksums of what comes before each unit, which this continues.
+    threads : int
+        How many threads share the units.
+    """
+    results = np.zeros(parts.count, np.uint32) if values is None else np.array(values, np.uint32)
+    ends = np.cumsum(parts.unit_sizes)
+    # Each thread has as many bytes, to a unit.
+    shares = np.arange(threads + 1) * (ends[-1] if len(ends) else 0) // threads
+    firsts = np.searchsorted(parts.units, np.searchsorted(ends, shares[:-1], side="right")).tolist()
+    spans = [slice(*span) for span in zip(firsts, [*firsts[1:], len(parts.units)], strict=True)]
+    if threads == 1:
+        _checksum_span(parts, spans[0], results)
+        return results
+    with ThreadPoolExecutor(threads, "mmkv-checksum") as pool:
+        for done in [pool.submit(_checksum_span, parts, span, results) for span in spans]:
+            done.result()
+    return results
+
+
+def _checksum_span(parts: Parts, span: slice, results: Values) -> None:
+    columns = (parts.units[span].tolist(), parts.addresses[span].tolist(), parts.sizes[span].tolist())
+    for unit, address, size in zip(*columns, strict=True):
+        results[unit] = crc32c((ctypes.c_char * size).from_address(address), int(results[unit]))
+
+
+def _remainder(octets: npt.NDArray[np.uint8]) -> int:
+    """The remainder of the bytes, as a polynomial, times x^32: neighbours join in pairs, then pairs of them, ...
+
+    Zeros before the first byte change nothing.
+    """
+    padded = np.zeros(-(-len(octets) // 4) * 4, dtype=np.uint8)
+    padded[len(padded) - len(octets) :] = octets
+    words: Values = padded.view("<u4").astype(np.uint32, copy=False)
+    bits = 32
+    while len(words) > 1:
+        if len(words) % 2:
+            words = np.append(np.uint32(0), words)
+        words = look_up(_pair_tables(bits), words[0::2]) ^ words[1::2]
+        bits *= 2
+    return int(look_up(_pair_tables(32), words)[0]) if len(words) else 0
+
+
+@functools.cache
+def _pair_tables(bits: int) -> Values:
+    return tables(power(bits))
+
+
+@functools.cache
+def _say_slow() -> None:
+    _logger.warning("the package crc32c is missing: checksums of host memory are computed by NumPy, which is slow")
