@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from mmkv.castagnoli import Values, look_up, power, shift, tables
 
+_library: Callable[[Any, int], int] | None
 try:
     from crc32c import crc32c as _library
 except ImportError:
-    _library: Callable[..., int] | None = None  # type: ignore[no-redef]
+    _library = None
 
 __all__ = ["Parts", "Values", "combine", "crc32c", "host_checksums"]
 
