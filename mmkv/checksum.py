@@ -107,7 +107,9 @@ class Parts:
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0
         borders = np.arange(unit_bytes - begun, total, unit_bytes)
-        cuts = np.unique(np.concatenate(([0], ends, borders)))
+        # A stable sort merges what is sorted already.
+        cuts = np.sort(np.concatenate(([0], ends, borders)), kind="stable")
+        cuts = cuts[np.diff(cuts, prepend=-1) > 0]
         starts = cuts[:-1]
         runs = np.searchsorted(ends, starts, side="right")
         units = (starts + begun) // unit_bytes
