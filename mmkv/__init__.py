@@ -13,7 +13,7 @@ from mmkv.errors import (
     TransferError,
     TransferTimeout,
 )
-from mmkv.info import ConversationInfo, PoolStats
+from mmkv.info import ConversationInfo, PoolStats, TierStats, TransferStats
 from mmkv.layout import Layer, Layout, Plane, State
 from mmkv.match import Match
 from mmkv.paged import PagedSlot
@@ -41,9 +41,11 @@ __all__ = [
     "Receipt",
     "Slot",
     "State",
+    "TierStats",
     "Transfer",
     "TransferCancelled",
     "TransferError",
+    "TransferStats",
     "TransferTimeout",
 ]
 __version__ = "0.1.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,17 @@ import numpy.typing as npt
 from mmkv.catalog import ConversationRow, VersionRow
 from mmkv.geometry import Extent, Geometry, extent_blocks
 
-__all__ = ["ConversationInfo", "PoolStats", "conversation_infos", "union_extents"]
+__all__ = [
+    "ConversationInfo",
+    "PoolStats",
+    "TierStats",
+    "TransferKind",
+    "TransferStats",
+    "conversation_infos",
+    "union_extents",
+]
+
+TransferKind: TypeAlias = Literal["park", "take", "prefetch", "spill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,10 @@ class ConversationInfo:
         Whether it stays when the pool is full.
     synced : bool
         Whether its newest version is on the medium.
+    hot_bytes : int
+        Bytes of the blocks and checkpoints that hold it in the hot tier; 0 where there is none.
+    dirty_bytes : int
+        Those of them that are not at the pool's path yet.
     """
 
     conversation: str
@@ -54,6 +69,69 @@ class ConversationInfo:
     taken: float | None
     pinned: bool
     synced: bool
+    hot_bytes: int
+    dirty_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One tier of a pool in figures; sizes in bytes.
+
+    Attributes
+    ----------
+    name : str
+        `path` for the pool's own files, `hot` for those in RAM before them.
+    directory : str
+        Where its files lie.
+    medium : str
+        The type of the file system there, such as `ext4` or `tmpfs`.
+    capacity, allocated, used : int
+        The limit; what the files take of it; what conversations hold.
+    dirty : int
+        What is not at the pool's path yet; 0 of the path itself.
+    quarantined : int
+        What transfers which timed out or were cancelled still hold.
+    """
+
+    name: Literal["hot", "path"]
+    directory: str
+    medium: str
+    capacity: int
+    allocated: int
+    used: int
+    dirty: int
+    quarantined: int
+
+    @property
+    def fill(self) -> float:
+        """The share of the capacity that is used."""
+        return self.used / self.capacity if self.capacity else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferStats:
+    """A transfer under way.
+
+    Attributes
+    ----------
+    what : str
+        What it does, such as `park of 'chat-42'`.
+    kind : str
+        `park`, `take`; between the tiers, `prefetch` or `spill`.
+    layers, layers_done : int
+        How many layers there are, and of how many the bytes are down.
+    bytes : int
+        What has moved so far.
+    seconds : float
+        Since it began.
+    """
+
+    what: str
+    kind: TransferKind
+    layers: int
+    layers_done: int
+    bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +158,15 @@ class PoolStats:
         What moved.
     moved : dict of str to int
         What moved, by path.
+    tiers : tuple of TierStats
+        The tiers, the hot one first where there is one.
+    under_way : tuple of TransferStats
+        The transfers under way, those in quarantine left out, the oldest first.
+    spills, promotions, hot_evictions, prefetches : int
+        Conversations copied from the hot tier to the path; copied from there to the hot tier; dropped from the hot
+        tier alone to make room in it; prefetches done. All 0 without a hot tier, like the next two.
+    bytes_spilled, bytes_promoted : int
+        What moved between the tiers.
     """
 
     path: str
@@ -103,6 +190,14 @@ class PoolStats:
     bytes_parked: int
     bytes_taken: int
     moved: dict[str, int] = field(default_factory=dict)
+    tiers: tuple[TierStats, ...] = ()
+    under_way: tuple[TransferStats, ...] = ()
+    spills: int = 0
+    promotions: int = 0
+    hot_evictions: int = 0
+    prefetches: int = 0
+    bytes_spilled: int = 0
+    bytes_promoted: int = 0
 
 
 def conversation_infos(rows: Iterable[ConversationRow], geometry: Geometry) -> list[ConversationInfo]:
@@ -184,4 +279,6 @@ def _info(row: ConversationRow, geometry: Geometry, blocks: _Holders, records: _
         taken=row.taken,
         pinned=row.pinned,
         synced=version.synced,
+        hot_bytes=0,
+        dirty_bytes=0,
     )

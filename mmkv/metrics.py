@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 from weakref import WeakKeyDictionary
 
 from mmkv.errors import MmkvError, PoolClosed
-from mmkv.info import PoolStats
+from mmkv.info import PoolStats, TransferKind, TransferStats
 from mmkv.pool import Pool
 
 try:
@@ -41,6 +41,18 @@ class _Figure(NamedTuple):
 
 def _field(name: str) -> Callable[[PoolStats], _Samples]:
     return lambda stats: [((), getattr(stats, name))]
+
+
+def _tiers(name: str) -> Callable[[PoolStats], _Samples]:
+    return lambda stats: [((tier.name,), getattr(tier, name)) for tier in stats.tiers]
+
+
+def _under_way(value: Callable[[list[TransferStats]], float]) -> Callable[[PoolStats], _Samples]:
+    """One sample a kind, also where none is under way."""
+    return lambda stats: [
+        ((kind,), value([transfer for transfer in stats.under_way if transfer.kind == kind]))
+        for kind in get_args(TransferKind)
+    ]
 
 
 _FIGURES = (
@@ -75,6 +87,36 @@ _FIGURES = (
         lambda stats: [((stats.path,), 1)],
         ("path",),
     ),
+    _Figure("mmkv_tier_capacity_bytes", "The limit of what a tier's files take.", _tiers("capacity"), ("tier",)),
+    _Figure("mmkv_tier_allocated_bytes", "What a tier's files take.", _tiers("allocated"), ("tier",)),
+    _Figure("mmkv_tier_used_bytes", "What conversations hold of a tier.", _tiers("used"), ("tier",)),
+    _Figure("mmkv_tier_dirty_bytes", "What is not at the pool's path yet.", _tiers("dirty"), ("tier",)),
+    _Figure("mmkv_tier_quarantined_bytes", "What is in quarantine in a tier.", _tiers("quarantined"), ("tier",)),
+    _Figure(
+        "mmkv_tier_info",
+        "1 for each tier: where its files lie, and on what.",
+        lambda stats: [((tier.name, tier.directory, tier.medium), 1) for tier in stats.tiers],
+        ("tier", "directory", "medium"),
+    ),
+    _Figure("mmkv_under_way", "Transfers under way, by kind.", _under_way(len), ("kind",)),
+    _Figure(
+        "mmkv_under_way_bytes",
+        "What transfers under way have moved so far.",
+        _under_way(lambda transfers: sum(transfer.bytes for transfer in transfers)),
+        ("kind",),
+    ),
+    _Figure(
+        "mmkv_under_way_longest_seconds",
+        "Since when the oldest transfer is under way.",
+        _under_way(lambda transfers: max((transfer.seconds for transfer in transfers), default=0.0)),
+        ("kind",),
+    ),
+    _Figure("mmkv_spills_total", "Conversations copied from the hot tier to the path.", _field("spills")),
+    _Figure("mmkv_promotions_total", "Conversations copied to the hot tier.", _field("promotions")),
+    _Figure("mmkv_hot_evictions_total", "Conversations dropped from the hot tier alone.", _field("hot_evictions")),
+    _Figure("mmkv_prefetches_total", "Prefetches done.", _field("prefetches")),
+    _Figure("mmkv_spilled_bytes_total", "Bytes copied from the hot tier to the path.", _field("bytes_spilled")),
+    _Figure("mmkv_promoted_bytes_total", "Bytes copied to the hot tier.", _field("bytes_promoted")),
 )
 
 

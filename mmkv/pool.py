@@ -33,7 +33,7 @@ from mmkv.errors import (
 from mmkv.geometry import Extent, extent_blocks
 from mmkv.hot import Hot
 from mmkv.housekeeping import Housekeeping
-from mmkv.info import ConversationInfo, PoolStats, conversation_infos
+from mmkv.info import ConversationInfo, PoolStats, TierStats, conversation_infos
 from mmkv.layout import Layout
 from mmkv.ledger import Conversation, Ledger, Version
 from mmkv.match import Match, longest_prefix
@@ -61,7 +61,7 @@ from mmkv.space import Kind, Space
 from mmkv.store.contract import Gate
 from mmkv.swapping import Handover
 from mmkv.taking import Take
-from mmkv.traffic import Parking, Traffic, TransferKind
+from mmkv.traffic import Parking, Traffic
 from mmkv.transfer import Transfer
 from mmkv.warming import close_hot
 from mmkv.writer import Writer
@@ -383,7 +383,7 @@ class Pool:
             )
             route = self._route(park.placements(), slot, states)
             transfer = self._park_transfer(name, park, slot, route, handover)
-            self._traffic.enter(transfer, "park", park.held_bytes, self._require_owner)
+            self._traffic.enter(transfer, park.held_bytes, self._require_owner)
         except BaseException:
             if park is not None:
                 park.release()
@@ -425,11 +425,12 @@ class Pool:
             if handover is not None:
                 handover.park_ended(transfer)
             park.release()
-            self._ended(transfer, "park")
+            self._ended(transfer)
 
         transfer = Transfer(
             f"park of {name!r}",
             len(self.layout.layers),
+            kind="park",
             parts=route.parts + 1,
             deadline=self._deadline,
             finish=park.commit,
@@ -546,7 +547,7 @@ class Pool:
                 tokens_written=count - have,
                 stores_by_layer=route.stores_by_layer,
             )
-            self._traffic.enter(transfer, "take", take.held_bytes, self._require_owner)
+            self._traffic.enter(transfer, take.held_bytes, self._require_owner)
         except BaseException:
             if take is None:
                 self._release_lease(self._ledger, version)
@@ -561,7 +562,7 @@ class Pool:
 
     def _take_ended(self, take: Take, transfer: Transfer) -> None:
         take.release(transfer)
-        self._ended(transfer, "take")
+        self._ended(transfer)
 
     def _require_whole(self) -> None:
         self._space.require_whole()
@@ -701,8 +702,22 @@ class Pool:
             fragmentation=fragmentation,
             evictions=self._room.evictions,
             moved=dict(self._traffic.moved),
+            tiers=(self._path_tier(),),
+            under_way=self._traffic.progress(),
             **self._matches,
             **self._traffic.counters,
+        )
+
+    def _path_tier(self) -> TierStats:
+        return TierStats(
+            name="path",
+            directory=str(self.path),
+            medium=self._opened.medium.fs_type,
+            capacity=self._space.capacity,
+            allocated=self._space.allocated_bytes,
+            used=self._space.used_bytes,
+            dirty=0,
+            quarantined=self._traffic.quarantined_bytes,
         )
 
     # Keeping
@@ -829,11 +844,12 @@ class Pool:
 
         def release(transfer: Transfer) -> None:
             self._release_lease(self._ledger, version)
-            self._ended(transfer, "prefetch")
+            self._ended(transfer)
 
         transfer = Transfer(
             f"prefetch of {name!r}",
             len(self.layout.layers),
+            kind="prefetch",
             parts=1,
             deadline=None,
             finish=lambda: None,
@@ -842,7 +858,7 @@ class Pool:
         )
         try:
             held = extent_blocks(version.extents) * self._space.geometry.block_bytes
-            self._traffic.enter(transfer, "prefetch", held, self._require_owner)
+            self._traffic.enter(transfer, held, self._require_owner)
         except BaseException:
             self._release_lease(self._ledger, version)
             raise
@@ -935,8 +951,8 @@ class Pool:
 
     # Within
 
-    def _ended(self, transfer: Transfer, kind: TransferKind) -> None:
-        self._traffic.ended(transfer, kind)
+    def _ended(self, transfer: Transfer) -> None:
+        self._traffic.ended(transfer)
         with self._lock:
             if self._lingering and self._traffic.is_quiet:
                 self._lingering = False

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
+from mmkv.info import TransferStats
 from mmkv.transfer import Transfer
 
 if TYPE_CHECKING:
     from mmkv.parking import Park
 
-__all__ = ["Parking", "Traffic", "TransferKind"]
-
-TransferKind: TypeAlias = Literal["park", "take", "prefetch", "spill"]
+__all__ = ["Parking", "Traffic"]
 
 
 class Parking(NamedTuple):
@@ -39,7 +38,6 @@ class Traffic:
         # `None` while a park is prepared.
         self._parking: dict[str, Parking | None] = {}
         self._held: dict[Transfer, int] = {}
-        self._kinds: dict[Transfer, TransferKind] = {}
         self.counters = dict.fromkeys(("parks", "takes", "failures", "bytes_parked", "bytes_taken"), 0)
         self.moved: dict[str, int] = {}
 
@@ -52,6 +50,10 @@ class Traffic:
     def under_way(self) -> int:
         """How many transfers are under way, those in quarantine left out."""
         return sum(not transfer.quarantined for transfer in self._held)
+
+    def progress(self) -> tuple[TransferStats, ...]:
+        """How far the transfers under way have come, the oldest first."""
+        return tuple(transfer.stats() for transfer in self._held if not transfer.quarantined)
 
     @property
     def quarantined_bytes(self) -> int:
@@ -82,14 +84,13 @@ class Traffic:
     def moves_slots(self) -> bool:
         """Whether a park or a take is under way, to which others give way."""
         with self._changed:
-            return any(kind in ("park", "take") for kind in self._kinds.values())
+            return any(transfer.kind in ("park", "take") for transfer in self._held)
 
-    def enter(self, transfer: Transfer, kind: TransferKind, held_bytes: int, require_open: Callable[[], None]) -> None:
+    def enter(self, transfer: Transfer, held_bytes: int, require_open: Callable[[], None]) -> None:
         """Count a transfer that holds so many bytes of blocks."""
         with self._changed:
             require_open()
             self._held[transfer] = held_bytes
-            self._kinds[transfer] = kind
 
     def begin_park(self, name: str, parking: Parking) -> None:
         """The park that `enter_park` made way for is prepared."""
@@ -104,10 +105,10 @@ class Traffic:
                 self._changed.wait()
             return self._parking.get(name)
 
-    def ended(self, transfer: Transfer, kind: TransferKind) -> None:
+    def ended(self, transfer: Transfer) -> None:
         """Book a transfer that let go of everything."""
+        kind = transfer.kind
         with self._changed:
-            self._kinds.pop(transfer, None)
             for name, parking in list(self._parking.items()):
                 if parking is not None and parking.transfer is transfer:
                     del self._parking[name]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmkv import device as cuda
 from mmkv.errors import MmkvError, PoolClosed, TransferCancelled, TransferError, TransferTimeout
+from mmkv.info import TransferKind, TransferStats
 
 if TYPE_CHECKING:
     from mmkv.device import Event
@@ -65,6 +66,7 @@ class Transfer:
         what: str,
         layers: int,
         *,
+        kind: TransferKind = "take",
         parts: int,
         deadline: float | None,
         finish: Callable[[], None],
@@ -74,6 +76,7 @@ class Transfer:
         stores_by_layer: Sequence[int] | None = None,
     ) -> None:
         self.what = what
+        self.kind = kind
         self.tokens = tokens
         self.tokens_written = tokens_written
         self.started = time.monotonic()
@@ -312,6 +315,13 @@ class Transfer:
             self._error = TransferTimeout(text, layer=hanging)
         self._settle(final=False)
         return True
+
+    def stats(self) -> TransferStats:
+        """How far it has come."""
+        with self._changed:
+            moved = sum(self.moved_bytes.values())
+            seconds = time.monotonic() - self.started
+            return TransferStats(self.what, self.kind, self._layers, sum(self._landed), moved, seconds)
 
     @property
     def quarantined(self) -> bool:

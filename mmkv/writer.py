@@ -147,17 +147,18 @@ class Writer:
                     self.counters["spills"] += 1
                     self.counters["bytes_spilled"] += size
                 self._changed.notify_all()
-            self._traffic.ended(transfer, "spill")
+            self._traffic.ended(transfer)
 
         transfer = Transfer(
             "writing to the path",
             len(self._path.geometry.layout.layers),
+            kind="spill",
             parts=1,
             deadline=self._deadline,
             finish=finish,
             release=release,
         )
-        self._traffic.enter(transfer, "spill", size, lambda: None)
+        self._traffic.enter(transfer, size, lambda: None)
         transfer.begin()
         store = self._gentle if self._traffic.moves_slots else hot.store
         store.write(hot.between.copies(pairs), transfer)

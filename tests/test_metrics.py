@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +69,27 @@ def test_a_scrape_tells_what_the_pool_does(pool: mmkv.Pool, registry: prometheus
     assert one(samples, "mmkv_device_path_info", pool=path, path=stats.path) == 1
 
 
+def test_tiers_and_what_is_under_way(
+    pool: mmkv.Pool, registry: prometheus_client.CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics.register(pool, registry, name="x")
+    samples = scrape(registry)
+    assert one(samples, "mmkv_tier_capacity_bytes", pool="x", tier="path") == 16 << 20
+    assert one(samples, "mmkv_under_way", pool="x", kind="park") == 0
+    hot = mmkv.TierStats("hot", "/dev/shm/hot", "tmpfs", capacity=100, allocated=80, used=50, dirty=20, quarantined=5)
+    takes = tuple(mmkv.TransferStats("take of 'a'", "take", 4, 1, 1000 * n, float(n)) for n in (1, 2))
+    stats = replace(pool.stats(), tiers=(hot, *pool.stats().tiers), under_way=takes, spills=3, bytes_spilled=9)
+    monkeypatch.setattr(pool, "stats", lambda: stats)
+    samples = scrape(registry)
+    assert one(samples, "mmkv_tier_dirty_bytes", pool="x", tier="hot") == 20
+    assert one(samples, "mmkv_tier_info", pool="x", tier="hot", directory="/dev/shm/hot", medium="tmpfs") == 1
+    assert one(samples, "mmkv_under_way", pool="x", kind="take") == 2
+    assert one(samples, "mmkv_under_way_bytes", pool="x", kind="take") == 3000
+    assert one(samples, "mmkv_under_way_longest_seconds", pool="x", kind="take") == 2
+    assert one(samples, "mmkv_spills_total", pool="x") == 3
+    assert one(samples, "mmkv_spilled_bytes_total", pool="x") == 9
+
+
 def test_names_follow_the_conventions() -> None:
     for figure in metrics._FIGURES:
         family = figure.family()
@@ -84,7 +105,7 @@ def test_every_field_of_the_figures_is_exported() -> None:
 
         def __getattr__(self, name: str) -> object:
             self.seen.add(name)
-            return {} if name == "moved" else 0
+            return {"moved": {}, "tiers": (), "under_way": ()}.get(name, 0)
 
     recorder = Recorder()
     for figure in metrics._FIGURES:

@@ -77,6 +77,30 @@ def test_a_park_that_hangs_times_out_and_its_blocks_are_in_quarantine(pool: mmkv
     check_pool(pool, [])
 
 
+def test_what_is_under_way_is_in_the_figures(pool: mmkv.Pool) -> None:
+    ids = ids_of((1, 1500))
+    park(pool, "chat", ids)
+    (tier,) = pool.stats().tiers
+    assert (tier.name, tier.directory, tier.dirty) == ("path", str(pool.path), 0)
+    assert (tier.capacity, tier.used, tier.fill) == (4 << 20, pool.stats().used, pool.stats().used / (4 << 20))
+    store_of(pool).hang()
+    take = pool.take("chat", make_slot(UNIFORM, 1500))
+    parked = pool.park("other", computed(UNIFORM, ids), ids, share=False)
+    stats = pool.stats()
+    assert [(one.what, one.kind) for one in stats.under_way] == [
+        ("take of 'chat'", "take"),
+        ("park of 'other'", "park"),
+    ]
+    assert all((one.layers, one.layers_done) == (len(UNIFORM.layers), 0) for one in stats.under_way)
+    for transfer in (take, parked):
+        with pytest.raises(mmkv.TransferTimeout):
+            transfer.result(10)
+    stats = pool.stats()
+    assert stats.under_way == ()
+    assert stats.tiers[0].quarantined == stats.quarantined > 0
+    assert (stats.spills, stats.promotions, stats.prefetches, stats.bytes_spilled) == (0, 0, 0, 0)
+
+
 def test_a_take_that_hangs_times_out_and_keeps_its_lease(pool: mmkv.Pool) -> None:
     ids = ids_of((1, 1500))
     park(pool, "chat", ids)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmkv.directory import OwnerLock
-from mmkv.info import PoolStats
+from mmkv.info import PoolStats, TierStats, TransferStats
 
 HOSTILE = "a\x1b[31mb\u202e [red]c[/red] :smile:\n"
 
@@ -22,6 +22,11 @@ STATS = PoolStats(
     path="mapped", capacity=1 << 28, allocated=1 << 24, used=1 << 20, free=1, conversations=4, leases=1, transfers=2,
     quarantined=4096, free_runs=3, largest_free_run=1 << 20, fragmentation=0.25, parks=10, takes=9, hits=8, misses=1,
     evictions=5, failures=0, bytes_parked=1 << 30, bytes_taken=1 << 31, moved={"mapped": 3 << 30},
+    tiers=(
+        TierStats("hot", "/dev/shm/hot", "tmpfs", 1 << 26, 1 << 25, 1 << 24, 1 << 20, 8192),
+        TierStats("path", "/mnt/kv", "ext4", 1 << 28, 1 << 24, 1 << 20, 0, 4096),
+    ),
+    under_way=(TransferStats("park of 'a'", "park", 4, 1, 1 << 20, 0.5),), spills=2,
 )  # fmt: skip
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from mmkv.catalog import Catalog
 from mmkv.errors import PoolCorrupt
 from mmkv.info import PoolStats
 
 __all__ = ["Owner", "capacity_of", "owner_of", "stats_of"]
+
+_Record = TypeVar("_Record")
 
 _MAX_INTEGER = 1 << 63
 _MAX_TIME = 1e11
@@ -76,24 +78,33 @@ def owner_of(catalog: Catalog, alive: int | None) -> Owner:
 
 def stats_of(catalog: Catalog) -> PoolStats | None:
     """What the owner said last of itself; `None` where it makes no sense, for nothing depends on it."""
-    noted = catalog.get_property("stats")
-    hints = get_type_hints(PoolStats)
     try:
-        return PoolStats(**{field.name: _stat(noted[field.name], hints[field.name]) for field in fields(PoolStats)})
-    except (KeyError, TypeError, ValueError):
+        return _record(PoolStats, catalog.get_property("stats"))
+    except (TypeError, ValueError):
         return None
+
+
+def _record(kind: type[_Record], noted: Any) -> _Record:
+    """A dataclass of what was noted of its fields."""
+    if not isinstance(noted, dict):
+        raise ValueError(f"{noted!r} is no {kind.__name__}")
+    return kind(**{name: _stat(noted[name], hint) for name, hint in get_type_hints(kind).items() if name in noted})
 
 
 def _stat(value: Any, hint: Any) -> Any:
     known: Any
-    if hint is str:
+    if get_origin(hint) is tuple:
+        return tuple(_record(get_args(hint)[0], item) for item in value)
+    if get_origin(hint) is Literal:
+        known = value if value in get_args(hint) else None
+    elif hint is str:
         known = _text(value)
     elif hint is int:
         known = _integer(value)
     elif hint is float:
-        known = float(value) if type(value) in (int, float) and 0 <= value <= 1 else None
+        known = _time(value)
     else:
-        known = value if all(_integer(size) is not None for size in value.values()) else None
+        known = value if isinstance(value, dict) and all(map(_is_integer, value.values())) else None
     if known is None:
         raise ValueError(f"{value!r} is no {hint}")
     return known
@@ -105,6 +116,10 @@ def _text(value: Any) -> str | None:
 
 def _integer(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < _MAX_INTEGER else None
+
+
+def _is_integer(value: Any) -> bool:
+    return _integer(value) is not None
 
 
 def _time(value: Any) -> float | None:
