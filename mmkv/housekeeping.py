@@ -126,5 +126,5 @@ class Housekeeping:
         with self._lock:
             stats = asdict(self._stats())
             if stats != self._noted:
-                self._catalog.set_property("stats", stats)
+                self._catalog.set_property("stats", {**stats, "noted": time.time()})
                 self._noted = stats

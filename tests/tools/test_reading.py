@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,40 @@ def test_stats(filled: Any, inspect: Callable[..., Any]) -> None:
     shown = inspect("stats", filled.path).out
     for text in ("256.0 MiB", "3.0 GiB by mapped", "0 to 3", "k int8[4, 128]", "When the pool was last open", "none"):
         assert text in shown
+
+
+def test_a_hot_tier_is_shown_where_there_is_one(filled: Any, inspect: Callable[..., Any]) -> None:
+    filled.catalog.set_property("stats", asdict(replace(STATS, tiers=STATS.tiers[1:])))
+    for command in (["list"], ["show", "chat-42"]):
+        assert "Dirty" not in inspect(command[0], filled.path, *command[1:]).out
+    shown = inspect("stats", filled.path).out
+    assert "/mnt/kv" in shown
+    assert "Spills" not in shown
+    filled.catalog.set_property("stats", asdict(STATS))
+    lines = inspect("list", filled.path).out.splitlines()
+    assert lines[0].split()[4:8] == ["Alone", "Hot", "Dirty", "Extents"]
+    assert " ".join(lines[3].split()) == "chat-42 1,526 3.3 MiB 2.2 MiB 0 B 0 B 1 0 5m 20s yes"
+    assert "In the hot tier" in inspect("show", filled.path, "chat-42").out
+    shown = inspect("stats", filled.path).out
+    assert "Spills to the path" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("hot "))
+    assert " ".join(row.split()) == "hot 16.0 MiB 25.0% 64.0 MiB 32.0 MiB 1.0 MiB 8.0 KiB tmpfs /dev/shm/hot"
+    assert json.loads(inspect("list", filled.path, "--json").out)[0]["hot_bytes"] == 0
+
+
+def test_figures_that_make_no_sense_are_left_out(filled: Any, inspect: Callable[..., Any]) -> None:
+    good = asdict(STATS)
+    tier = good["tiers"][0]
+    for bad in (
+        {"tiers": 5}, {"tiers": ["x"]}, {"tiers": [{**tier, "name": "cold"}]}, {"tiers": [{**tier, "used": -1}]},
+        {"under_way": "abc"}, {"under_way": [{}]}, {"moved": {"x": "y"}}, {"fragmentation": float("inf")},
+    ):  # fmt: skip
+        filled.catalog.set_property("stats", {**good, **bad})
+        assert json.loads(inspect("stats", filled.path, "--json").out)["engine"] is None
+    # What an older owner did not note is as if it had none.
+    del good["tiers"]
+    filled.catalog.set_property("stats", good)
+    assert json.loads(inspect("stats", filled.path, "--json").out)["engine"]["tiers"] == []
 
 
 def test_stats_beside_an_owner(filled: Any, inspect: Callable[..., Any]) -> None:

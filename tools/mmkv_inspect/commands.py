@@ -31,7 +31,14 @@ app = typer.Typer(
 )
 
 
-_USAGES = {"list": "[POOL]", "show": "[POOL] ID", "stats": "[POOL]", "rm": "POOL [ID]...", "probe": "DIR"}
+_USAGES = {
+    "list": "[POOL]",
+    "show": "[POOL] ID",
+    "stats": "[POOL]",
+    "top": "[POOL]",
+    "rm": "POOL [ID]...",
+    "probe": "DIR",
+}
 
 
 class _Command(TyperCommand):
@@ -87,6 +94,7 @@ def _root() -> None:
       mmkv-inspect list /mnt/kv                      what is parked, the most recently used first
       mmkv-inspect show /mnt/kv chat-42              where one conversation lies
       mmkv-inspect stats /mnt/kv                     space, layout, owner, the path that bytes take
+      mmkv-inspect top /mnt/kv                       what a running engine moves, every second
       mmkv-inspect rm /mnt/kv chat-42                drop one, also while the engine runs
       mmkv-inspect rm /mnt/kv --older-than 7d        drop all that were not parked for a week
       mmkv-inspect probe /mnt/kv                     what this machine can do for a pool there
@@ -138,7 +146,7 @@ def _list(
     else:
         from mmkv_inspect.tables import print_list
 
-        print_list(infos, len(view.rows), view.now)
+        print_list(infos, len(view.rows), view.now, hot=view.has_hot_tier)
 
 
 @app.command("show", cls=_Command, short_help="Show where one conversation lies.")
@@ -172,7 +180,7 @@ def _show(
     else:
         from mmkv_inspect.tables import print_conversation
 
-        print_conversation(row, info, view.description.geometry, view.now)
+        print_conversation(row, info, view.description.geometry, view.now, hot=view.has_hot_tier)
 
 
 @app.command("stats", cls=_Command, short_help="Show a pool in figures.")
@@ -201,6 +209,43 @@ def _stats(pool: _Pool, as_json: _Json = False) -> None:
         print_stats(view, use, problems)
     if problems:
         raise typer.Exit(1)
+
+
+@app.command("top", cls=_Command, short_help="Watch what a running engine does with its pool.")
+def _top(
+    pool: _Pool,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="How long from one look to the next.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Watch what a running engine does with its pool: tiers, rates, and each transfer under way.
+
+    Reads what the engine notes of itself in the catalog, about once a second while it changes, and never makes it
+    wait. GB/s counts bytes as they move. Says so if the engine is gone, or if it should have noted something and has
+    not. Ends with Ctrl-C. Into a pipe, and with --json, it is one look, which has no rates.
+
+    \b
+    Examples:
+      mmkv-inspect top /mnt/kv
+      mmkv-inspect top /mnt/kv --interval 5
+      mmkv-inspect top /mnt/kv --json | jq '.engine.under_way[] | {what, layers_done, bytes}'
+    """
+    from mmkv_inspect.sampling import read_sample
+
+    if as_json:
+        from mmkv_inspect.records import print_json
+        from mmkv_inspect.top import sample_record
+
+        print_json(sample_record(read_sample(pool)))
+        return
+    from mmkv_inspect.top import print_frame, watch
+
+    if once or not sys.stdout.isatty():
+        print_frame(read_sample(pool))
+    else:
+        watch(pool, interval)
 
 
 @app.command("rm", cls=_Command, short_help="Drop conversations.")

@@ -9,7 +9,7 @@ from mmkv.catalog import Catalog
 from mmkv.errors import PoolCorrupt
 from mmkv.info import PoolStats
 
-__all__ = ["Owner", "capacity_of", "owner_of", "stats_of"]
+__all__ = ["Owner", "capacity_of", "noted_of", "owner_of", "stats_of"]
 
 _Record = TypeVar("_Record")
 
@@ -82,6 +82,12 @@ def stats_of(catalog: Catalog) -> PoolStats | None:
         return _record(PoolStats, catalog.get_property("stats"))
     except (TypeError, ValueError):
         return None
+
+
+def noted_of(catalog: Catalog) -> float | None:
+    """When the owner said it, in seconds since the epoch; `None` where that is not known."""
+    noted = catalog.get_property("stats")
+    return _time(noted.get("noted")) if isinstance(noted, dict) else None
 
 
 def _record(kind: type[_Record], noted: Any) -> _Record:

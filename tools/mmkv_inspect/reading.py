@@ -20,7 +20,7 @@ from mmkv.geometry import Extent, Geometry, extent_blocks
 from mmkv.info import ConversationInfo, PoolStats, conversation_infos, union_extents
 from mmkv_inspect.notes import Owner, capacity_of, owner_of, stats_of
 
-__all__ = ["PoolView", "check_directory", "read_pool"]
+__all__ = ["PoolView", "check_directory", "open_catalog", "read_pool", "require_same_pool"]
 
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 _MAX_ID = 512
@@ -63,6 +63,11 @@ class PoolView:
     stats: PoolStats | None
     requests: int
     now: float
+
+    @property
+    def has_hot_tier(self) -> bool:
+        """Whether the owner has, or had, a hot tier."""
+        return self.stats is not None and any(tier.name == "hot" for tier in self.stats.tiers)
 
     def infos(self) -> list[ConversationInfo]:
         """The figures of every conversation, in the order of `rows`."""
@@ -110,7 +115,7 @@ def read_pool(path: Path) -> PoolView:
         There is no pool, it may not be read, or what it says makes no sense.
     """
     description = check_directory(path)
-    catalog = _open_catalog(path / description.catalog_name)
+    catalog = open_catalog(path / description.catalog_name)
     try:
         view = _read(path, description, catalog)
         for _ in range(_MORE_ATTEMPTS):
@@ -126,7 +131,8 @@ def read_pool(path: Path) -> PoolView:
     return view
 
 
-def _open_catalog(file: Path) -> Catalog:
+def open_catalog(file: Path) -> Catalog:
+    """The catalog, for reading only."""
     try:
         return Catalog(file, readonly=True)
     except PoolCorrupt:
@@ -141,9 +147,14 @@ def _open_catalog(file: Path) -> Catalog:
         raise
 
 
-def _read(path: Path, description: Description, catalog: Catalog) -> PoolView:
+def require_same_pool(path: Path, description: Description, catalog: Catalog) -> None:
+    """Raise `PoolCorrupt` where description and catalog are of two pools."""
     if catalog.get_property("uuid", description.uuid) != description.uuid:
         raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
+
+
+def _read(path: Path, description: Description, catalog: Catalog) -> PoolView:
+    require_same_pool(path, description, catalog)
     pid = owner_pid(path)
     rows = catalog.load(hashes=False)
     return PoolView(

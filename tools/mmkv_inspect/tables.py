@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mmkv.catalog import ConversationRow, VersionRow
 from mmkv.geometry import Geometry
-from mmkv.info import ConversationInfo, PoolStats
+from mmkv.info import ConversationInfo, PoolStats, TierStats
 from mmkv.layout import Layer, Layout, Plane, State
 from mmkv_inspect.notes import Owner
 from mmkv_inspect.reading import PoolView
@@ -31,6 +31,13 @@ _Justify = Literal["left", "right"]
 _LIST_COLUMNS: list[tuple[str, _Justify]] = [
     ("ID", "left"), ("Namespace", "left"), ("Tokens", "right"), ("Size", "right"), ("Alone", "right"),
     ("Extents", "right"), ("Ckpts", "right"), ("Age", "right"), ("Taken", "right"), ("Pinned", "left"),
+]  # fmt: skip
+# Behind Alone, where the pool has a hot tier.
+_HOT_COLUMNS: list[tuple[str, _Justify]] = [("Hot", "right"), ("Dirty", "right")]
+_HOT_AT = 5
+_TIER_COLUMNS: list[tuple[str, _Justify]] = [
+    ("Tier", "left"), ("Used", "right"), ("Fill", "right"), ("Capacity", "right"), ("Allocated", "right"),
+    ("Dirty", "right"), ("Quarantined", "right"), ("Medium", "left"), ("Directory", "left"),
 ]  # fmt: skip
 _EXTENT_COLUMNS: list[tuple[str, _Justify]] = [
     ("Extent", "right"), ("Blocks", "left"), ("Count", "right"), ("Tokens", "left"), ("Size", "right"),
@@ -101,24 +108,28 @@ def print_lines(title: str, lines: Sequence[str], style: str = "") -> None:
             _print(line, style)
 
 
-def print_list(infos: Sequence[ConversationInfo], of: int, now: float) -> None:
-    """Print conversations, one a line, and their sum; `of` is how many the pool holds."""
+def print_list(infos: Sequence[ConversationInfo], of: int, now: float, *, hot: bool = False) -> None:
+    """Print conversations, one a line, and their sum; `of` is how many the pool holds, `hot` whether in two tiers."""
     if infos:
-        _print_table(_LIST_COLUMNS, [_list_row(info, now) for info in infos])
+        columns = [*_LIST_COLUMNS[:_HOT_AT], *(_HOT_COLUMNS if hot else ()), *_LIST_COLUMNS[_HOT_AT:]]
+        _print_table(columns, [_list_row(info, now, hot=hot) for info in infos])
     shown = f"{len(infos):,}" if len(infos) == of else f"{len(infos):,} of {of:,}"
     plural = "" if of == 1 else "s"
     _print(f"{shown} conversation{plural}, {sum(info.tokens for info in infos):,} tokens", "dim")
 
 
-def _list_row(info: ConversationInfo, now: float) -> tuple[str, ...]:
+def _list_row(info: ConversationInfo, now: float, *, hot: bool) -> tuple[str, ...]:
     return (
         visible(info.conversation), visible(info.namespace), f"{info.tokens:,}", size_text(info.bytes),
-        size_text(info.owned_bytes), f"{info.extents:,}", f"{len(info.checkpoints):,}", age_text(now - info.parked),
+        size_text(info.owned_bytes), *((size_text(info.hot_bytes), size_text(info.dirty_bytes)) if hot else ()),
+        f"{info.extents:,}", f"{len(info.checkpoints):,}", age_text(now - info.parked),
         "never" if info.taken is None else age_text(now - info.taken), "yes" if info.pinned else "",
     )  # fmt: skip
 
 
-def print_conversation(row: ConversationRow, info: ConversationInfo, geometry: Geometry, now: float) -> None:
+def print_conversation(
+    row: ConversationRow, info: ConversationInfo, geometry: Geometry, now: float, *, hot: bool = False
+) -> None:
     """Print all that the catalog knows of one conversation."""
     print_figures(
         [
@@ -127,6 +138,7 @@ def print_conversation(row: ConversationRow, info: ConversationInfo, geometry: G
             ("Tokens", f"{info.tokens:,}"),
             ("Size", size_text(info.bytes)),
             ("Owned alone", f"{size_text(info.owned_bytes)} (what dropping it would free)"),
+            *(_hot_figures(info) if hot else ()),
             ("First parked", time_text(info.created, now)),
             ("Last parked", time_text(info.parked, now)),
             ("Last taken", "never" if info.taken is None else time_text(info.taken, now)),
@@ -137,6 +149,13 @@ def print_conversation(row: ConversationRow, info: ConversationInfo, geometry: G
     _print_version("Newest version", row.version, geometry)
     if row.fallback is not None:
         _print_version("Kept until the newest version is synced", row.fallback, geometry)
+
+
+def _hot_figures(info: ConversationInfo) -> list[tuple[str, str]]:
+    return [
+        ("In the hot tier", size_text(info.hot_bytes)),
+        ("Dirty", f"{size_text(info.dirty_bytes)} (not at the pool's path yet)"),
+    ]
 
 
 def _print_version(title: str, version: VersionRow, geometry: Geometry) -> None:
@@ -183,12 +202,22 @@ def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
             ("Block", f"{geometry.block_tokens:,} tokens, {size_text(geometry.block_bytes)}"),
         ]
     )
+    if view.stats is not None and view.stats.tiers:
+        _print_title("Tiers")
+        _print_table(_TIER_COLUMNS, [_tier_row(tier) for tier in view.stats.tiers])
     _print_title("Layers")
     _print_layers(layout)
     if view.stats is not None:
         _print_title("Since the pool was opened" if view.owner.alive else "When the pool was last open")
         print_figures(_counters(view.stats))
     print_lines("Problems", [visible(problem) for problem in problems], "red")
+
+
+def _tier_row(tier: TierStats) -> tuple[str, ...]:
+    return (
+        tier.name, size_text(tier.used), f"{tier.fill:.1%}", size_text(tier.capacity), size_text(tier.allocated),
+        size_text(tier.dirty), size_text(tier.quarantined), visible(tier.medium), visible(tier.directory),
+    )  # fmt: skip
 
 
 def _fragmentation_text(use: SpaceUse) -> str:
@@ -254,4 +283,14 @@ def _counters(stats: PoolStats) -> list[tuple[str, str]]:
         ("Failed transfers", f"{stats.failures:,}"),
         ("Under way", f"{stats.transfers:,} transfers, {stats.leases:,} leases"),
         ("Quarantined", size_text(stats.quarantined)),
+        *(_between_tiers(stats) if any(tier.name == "hot" for tier in stats.tiers) else ()),
+    ]
+
+
+def _between_tiers(stats: PoolStats) -> list[tuple[str, str]]:
+    return [
+        ("Spills to the path", f"{stats.spills:,}, {size_text(stats.bytes_spilled)}"),
+        ("Promotions to the hot tier", f"{stats.promotions:,}, {size_text(stats.bytes_promoted)}"),
+        ("Prefetches", f"{stats.prefetches:,}"),
+        ("Dropped from the hot tier", f"{stats.hot_evictions:,}"),
     ]
