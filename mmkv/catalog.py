@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
 from mmkv.geometry import Extent
+from mmkv.medium import medium_of
 
 __all__ = ["Catalog", "Checkpoint", "ConversationRow", "Request", "Resident", "VersionRow"]
 
@@ -158,6 +159,9 @@ class Request(NamedTuple):
 class Catalog:
     """The catalog of one pool: short transactions on one connection, from any thread.
 
+    On a shared file system, where the memory that a write-ahead log is indexed in is not shared, it has a rollback
+    journal, and every transaction is synced.
+
     Parameters
     ----------
     path : Path
@@ -193,16 +197,16 @@ class Catalog:
             raise PoolCorrupt(f"{path} is a symbolic link: a pool's files are plain files")
         if create and not path.exists():
             path.touch(mode=0o600)
+        self._shared = medium_of(path).shared
         with self._errors():
             self._db = self._connect(readonly)
         try:
             with self._errors():
                 self._db.execute("PRAGMA trusted_schema = OFF")
                 self._db.execute("PRAGMA cell_size_check = ON")
-                if not readonly:
-                    self._db.execute("PRAGMA journal_mode = WAL")
-                    self._db.execute("PRAGMA synchronous = NORMAL")
                 self._check_schema(create, readonly, properties or {})
+                if not readonly:
+                    self._db.execute(f"PRAGMA journal_mode = {'DELETE' if self._shared else 'WAL'}")
         except BaseException:
             self._db.close()
             raise
@@ -210,7 +214,7 @@ class Catalog:
     def _connect(self, readonly: bool) -> sqlite3.Connection:
         uri = f"file:{quote(str(self.path))}"
         wal = self.path.with_name(self.path.name + "-wal")
-        if readonly and not wal.exists() and not os.access(self.path.parent, os.W_OK):
+        if readonly and not wal.exists() and not os.access(self.path.parent, os.W_OK) and _has_log(self.path):
             # A reader of a WAL database makes files beside it; where it may not, and nobody writes, it needs none.
             uri += "?mode=ro&immutable=1"
         else:
@@ -263,7 +267,7 @@ class Catalog:
     def transaction(self, *, synced: bool = False) -> Iterator[sqlite3.Connection]:
         """A write transaction: all of it or nothing. `synced` waits until it and all before it are on the medium."""
         with self._lock, self._errors():
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if synced or self._shared else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -532,6 +536,16 @@ class Catalog:
 def _change_residents(db: sqlite3.Connection, arrived: Iterable[Resident], gone: Iterable[tuple[str, int]]) -> None:
     db.executemany("DELETE FROM residents WHERE kind = ? AND number = ?", gone)
     db.executemany("INSERT OR REPLACE INTO residents (kind, number, hot, dirty) VALUES (?, ?, ?, ?)", arrived)
+
+
+def _has_log(path: Path) -> bool:
+    """Whether a database is one with a write-ahead log, by its header."""
+    try:
+        with path.open("rb") as file:
+            return file.read(20)[18:] == b"\2\2"
+    except OSError:
+        # SQLite will say what is wrong with it.
+        return False
 
 
 def _inserted(db: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> int:

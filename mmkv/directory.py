@@ -19,13 +19,24 @@ from mmkv.errors import LayoutMismatch, MmkvError, PoolCorrupt, PoolLocked
 from mmkv.geometry import Geometry
 from mmkv.layout import Layout
 
-__all__ = ["FORMAT", "Description", "OwnerLock", "describe", "prepare", "read_description", "write_description"]
+__all__ = [
+    "FORMAT",
+    "Description",
+    "OwnerLock",
+    "catalog_file",
+    "describe",
+    "prepare",
+    "read_description",
+    "write_description",
+]
 
 FORMAT = 1
 _NAME = "pool.json"
+_CATALOG = "catalog.sqlite3"
+_ELSEWHERE = "elsewhere"
 _MAX_DESCRIPTION_BYTES = 64 << 20
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 10, 0.005
-_POOL_NAMES = frozenset({_NAME, "catalog.sqlite3", "tokens.kv", "layers"})
+_POOL_NAMES = frozenset({_NAME, _CATALOG, "tokens.kv", "layers"})
 
 
 @dataclass(frozen=True)
@@ -40,21 +51,62 @@ class Description:
         The layout of every conversation in it.
     geometry : Geometry
         The sizes of blocks and segments.
+    catalog_elsewhere : bool
+        Whether the catalog lies outside of the directory. Where, is never written here: who opens a pool says it, so
+        that a directory from somebody else makes nobody open a file outside of it.
     """
 
     uuid: str
     layout: Layout
     geometry: Geometry
-
-    @property
-    def catalog_name(self) -> str:
-        """Name of the catalog in the directory."""
-        return "catalog.sqlite3"
+    catalog_elsewhere: bool = False
 
 
-def describe(layout: Layout, geometry: Geometry) -> Description:
+def describe(layout: Layout, geometry: Geometry, *, catalog_elsewhere: bool = False) -> Description:
     """The description of a new pool, with a UUID of its own."""
-    return Description(str(uuids.uuid4()), layout, geometry)
+    return Description(str(uuids.uuid4()), layout, geometry, catalog_elsewhere)
+
+
+def catalog_file(path: Path, description: Description, elsewhere: Path | None) -> Path:
+    """Where the catalog of the pool at `path` lies; `elsewhere` is what was said of it.
+
+    Raises
+    ------
+    ValueError
+        It is not where it was said to be, or may not lie there.
+    """
+    if elsewhere is None:
+        if description.catalog_elsewhere:
+            raise ValueError(
+                f"the catalog of the pool at {path} lies elsewhere: say where, with catalog=FILE of Pool.open or "
+                "--catalog FILE of mmkv-inspect"
+            )
+        return path / _CATALOG
+    if not description.catalog_elsewhere:
+        raise ValueError(f"the catalog of the pool at {path} lies in its directory, not at {elsewhere}")
+    require_place(path, elsewhere)
+    return elsewhere
+
+
+def require_place(path: Path, elsewhere: Path) -> None:
+    """Make sure that the catalog of the pool at `path` may lie at `elsewhere`.
+
+    Raises
+    ------
+    ValueError
+        It is within the pool, it is a directory, or its own directory is missing or may be written by others.
+    """
+    if elsewhere.resolve().is_relative_to(path.resolve()):
+        raise ValueError(f"the catalog {elsewhere} would lie within the pool at {path}: choose a file outside, or none")
+    if elsewhere.is_dir():
+        raise ValueError(f"{elsewhere} is a directory: a catalog is a file")
+    try:
+        status = elsewhere.parent.stat()
+    except FileNotFoundError:
+        raise ValueError(f"{elsewhere.parent} does not exist: make it for the catalog, with mode 0700") from None
+    except OSError as error:
+        raise MmkvError(f"{elsewhere.parent} cannot be read: {error.strerror}") from error
+    _require_own(elsewhere.parent, status)
 
 
 def prepare(path: Path, *, create: bool) -> None:
@@ -77,6 +129,10 @@ def prepare(path: Path, *, create: bool) -> None:
         raise MmkvError(f"{path} cannot be {'made' if create else 'read'}: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{path} is not a directory: a pool is a directory")
+    _require_own(path, status)
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
     if status.st_mode & 0o022:
         raise ValueError(
             f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o}): a pool holds its users' text; "
@@ -122,6 +178,7 @@ def write_description(path: Path, description: Description) -> None:
         "fingerprint": description.layout.fingerprint,
         "layout": description.layout.to_json(),
         "sizes": description.geometry.to_json(),
+        **({"catalog": _ELSEWHERE} if description.catalog_elsewhere else {}),
     }
     partial = path / f"{_NAME}.{os.getpid()}"
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -189,7 +246,10 @@ def _parse(value: Any) -> Description:
     layout = Layout.from_json(value.get("layout"))
     if value.get("fingerprint") != layout.fingerprint:
         raise ValueError("its fingerprint is not that of its layout")
-    return Description(uuid, layout, Geometry.from_json(layout, value.get("sizes")))
+    catalog = value.get("catalog")
+    if catalog not in (None, _ELSEWHERE):
+        raise ValueError(f"its catalog is {catalog!r}")
+    return Description(uuid, layout, Geometry.from_json(layout, value.get("sizes")), catalog == _ELSEWHERE)
 
 
 def require_layout(path: Path, stored: Layout, given: Layout) -> None:
@@ -221,7 +281,7 @@ def _difference(stored: Layout, given: Layout) -> str:
 class OwnerLock:
     """The lock of the one process that owns a pool.
 
-    An `flock`, which ends with the process, however it ends, and works between the hosts of an NFS server, too.
+    An `flock`, which ends with the process, however it ends. See `Medium.locks_across_hosts` for other hosts.
 
     Raises
     ------

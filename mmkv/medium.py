@@ -17,6 +17,10 @@ _IN_RAM = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 _SHARED = frozenset(
     {"nfs", "nfs4", "lustre", "wekafs", "cifs", "smb3", "9p", "ceph", "glusterfs", "gpfs", "beegfs", "virtiofs", "afs"}
 )
+# Of these an flock(2) goes to the server, or to all who mount them, unless an option keeps it back. Of FUSE, 9p,
+# virtiofs, BeeGFS and AFS it depends on what cannot be seen from here.
+_LOCKING = frozenset({"nfs", "nfs4", "lustre", "wekafs", "cifs", "smb3", "ceph", "gpfs"})
+_LOCAL_LOCKS = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock", "nobrl"})
 # cgroup v1 writes "no limit" as the largest multiple of a page.
 _NO_LIMIT = 1 << 60
 
@@ -54,6 +58,14 @@ class Medium:
     def shared(self) -> bool:
         """Whether other machines may see the files, so that locks and memory maps across machines are not to be had."""
         return self.fs_type in _SHARED or self.fs_type == "fuse" or self.fs_type.startswith("fuse.")
+
+    @property
+    def locks_across_hosts(self) -> bool:
+        """Whether an `flock` keeps out whoever else may see the files; `False` also where that cannot be told.
+
+        On a file system that is not shared there is nobody else.
+        """
+        return not self.shared or (self.fs_type in _LOCKING and _LOCAL_LOCKS.isdisjoint(self.options))
 
     @property
     def readonly(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from mmkv.warming import OpenedHot, forget_hot, open_hot, stored_hot
 __all__ = ["Opened", "forget_stored_hot", "hot_of", "load_ledger", "open_owner", "open_reader", "stored_capacity"]
 
 _LEAST_FREE_RAM = 1 << 30
+_log = logging.getLogger("mmkv")
 
 
 @dataclass(slots=True)
@@ -50,11 +52,13 @@ def open_owner(
     layout: Layout | None,
     capacity: int | None,
     min_free_ram: int | None,
+    elsewhere: Path | None = None,
     hot: tuple[Path | None, int | None] = (None, None),
 ) -> Opened:
     """Open a pool as its owner, and create it where there is none.
 
-    `hot` is the directory of its hot tier and that one's capacity; by default what it was opened with last.
+    `elsewhere` is the file of its catalog, where that does not lie in the directory; `hot` the directory of its hot
+    tier and that one's capacity, by default what it was opened with last.
     """
     if layout is not None and not isinstance(layout, Layout):
         raise TypeError(f"layout must be a Layout, not {layout!r}")
@@ -63,26 +67,26 @@ def open_owner(
     if medium.fs_type == "hugetlbfs":
         raise ValueError(f"{path} lies on hugetlbfs, which cannot hold a pool's catalog: use tmpfs or a disk")
     if not directory.is_pool(path):
-        _require_creatable(path, layout, capacity)
+        _require_creatable(path, layout, capacity, elsewhere)
     with contextlib.ExitStack() as undo:
         lock = directory.OwnerLock(path)
         undo.callback(lock.release)
         if not directory.is_pool(path):
-            _create(path, layout, capacity)
+            _create(path, layout, capacity, elsewhere)
         description = directory.read_description(path)
         if layout is not None:
             directory.require_layout(path, description.layout, layout)
+        file = directory.catalog_file(path, description, elsewhere)
         # A creation that was interrupted leaves empty files at most, and is finished here.
         unborn = _holds_nothing(path)
-        if not (path / description.catalog_name).exists():
+        if not file.exists():
             if not unborn:
-                raise PoolCorrupt(
-                    f"{path} has lost its catalog.sqlite3: restore it, or empty the directory to start anew"
-                )
+                lost = file.name if elsewhere is None else f"catalog, which is not at {file}"
+                raise PoolCorrupt(f"{path} has lost its {lost}: restore it, or empty the directory to start anew")
             if capacity is None:
                 raise PoolCorrupt(f"the creation of the pool at {path} was interrupted: give a capacity to finish it")
         catalog = Catalog(
-            path / description.catalog_name,
+            file,
             create=unborn and capacity is not None,
             properties={"uuid": description.uuid, "capacity": capacity},
         )
@@ -99,7 +103,8 @@ def open_owner(
         )
         undo.callback(space.close)
         if unborn:
-            directory.sync_directory(path)
+            for made in {path, file.parent}:
+                directory.sync_directory(made)
         _settle_other_boots(catalog, boot_id())
         opened_hot = _open_hot(hot, description, catalog, space.min_free_ram)
         if opened_hot is not None:
@@ -110,6 +115,7 @@ def open_owner(
             # Blocks that were freed before are free from here on, so what freed them must be on the medium.
             catalog.sync()
         undo.pop_all()
+    _warn(path, medium, file)
     return Opened(path, description, medium, catalog, space, ledger, lock, opened_hot)
 
 
@@ -131,14 +137,14 @@ def _open_hot(
     return open_hot(where, capacity, description, catalog, min_free_ram=min_free_ram)
 
 
-def hot_of(path: Path) -> Path | None:
+def hot_of(path: Path, elsewhere: Path | None) -> Path | None:
     """The directory of the hot tier that the pool at `path` was opened with last, if there is a pool and it has one."""
     if not directory.is_pool(path):
         return None
-    description = directory.read_description(path)
-    if not (path / description.catalog_name).exists():
+    file = directory.catalog_file(path, directory.read_description(path), elsewhere)
+    if not file.exists():
         return None
-    catalog = Catalog(path / description.catalog_name, readonly=True)
+    catalog = Catalog(file, readonly=True)
     try:
         stored = stored_hot(catalog)
     finally:
@@ -146,11 +152,11 @@ def hot_of(path: Path) -> Path | None:
     return None if stored is None else stored[0]
 
 
-def forget_stored_hot(path: Path) -> None:
+def forget_stored_hot(path: Path, elsewhere: Path | None) -> None:
     """Let the pool at `path`, which is closed and has all its bytes there, have no hot tier any more."""
     lock = directory.OwnerLock(path)
     try:
-        catalog = Catalog(path / directory.read_description(path).catalog_name)
+        catalog = Catalog(directory.catalog_file(path, directory.read_description(path), elsewhere))
         try:
             forget_hot(catalog)
         finally:
@@ -159,7 +165,20 @@ def forget_stored_hot(path: Path) -> None:
         lock.release()
 
 
-def open_reader(path: Path, layout: Layout | None) -> Opened:
+def _warn(path: Path, medium: Medium, catalog: Path) -> None:
+    """Tell what the file systems cannot promise."""
+    if not medium.locks_across_hosts:
+        _log.warning(
+            "the pool at %s lies on %s, whose locks do not reach other hosts, or not for certain: see to it yourself "
+            "that no other host opens it",
+            path,
+            medium.fs_type,
+        )
+    if medium_of(catalog).in_ram and not medium.in_ram:
+        _log.warning("the catalog %s is in RAM: the pool at %s is lost when this machine stops", catalog, path)
+
+
+def open_reader(path: Path, layout: Layout | None, elsewhere: Path | None = None) -> Opened:
     """Open a pool for reading only, beside its owner or without one."""
     directory.prepare(path, create=False)
     description = directory.read_description(path)
@@ -167,7 +186,7 @@ def open_reader(path: Path, layout: Layout | None) -> Opened:
         directory.require_layout(path, description.layout, layout)
     medium = medium_of(path)
     with contextlib.ExitStack() as undo:
-        catalog = Catalog(path / description.catalog_name, readonly=True)
+        catalog = Catalog(directory.catalog_file(path, description, elsewhere), readonly=True)
         undo.callback(catalog.close)
         _require_same_pool(path, description, catalog)
         with catalog.snapshot():
@@ -215,19 +234,29 @@ def _require_sound(row: ConversationRow, space: Space) -> None:
                 raise PoolCorrupt(f"version {version.id} of {row.name!r} has no checkpoint at its end")
 
 
-def _require_creatable(path: Path, layout: Layout | None, capacity: int | None) -> tuple[Layout, int]:
+def _require_creatable(
+    path: Path, layout: Layout | None, capacity: int | None, elsewhere: Path | None
+) -> tuple[Layout, int]:
     directory.refuse_foreign(path)
+    if elsewhere is not None:
+        directory.require_place(path, elsewhere)
+        if os.path.lexists(elsewhere):
+            raise ValueError(
+                f"{path} is not a pool, but {elsewhere} exists: it may be the catalog of another one. Remove it, or "
+                "choose another name for that of a new pool"
+            )
     if layout is None or capacity is None:
         missing = "a layout" if layout is None else "a capacity"
         raise PoolCorrupt(f"{path} is not a pool: to create one there, give {missing}, too")
     return layout, capacity
 
 
-def _create(path: Path, layout: Layout | None, capacity: int | None) -> None:
-    layout, capacity = _require_creatable(path, layout, capacity)
+def _create(path: Path, layout: Layout | None, capacity: int | None, elsewhere: Path | None) -> None:
+    layout, capacity = _require_creatable(path, layout, capacity, elsewhere)
     geometry = choose_geometry(layout, capacity)
     try:
-        directory.write_description(path, directory.describe(layout, geometry))
+        description = directory.describe(layout, geometry, catalog_elsewhere=elsewhere is not None)
+        directory.write_description(path, description)
     except OSError as error:
         raise PoolFull(f"cannot create a pool at {path}: {error.strerror}") from error
 

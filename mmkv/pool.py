@@ -176,6 +176,7 @@ class Pool:
         deadline: float | None = 60.0,
         checkpoints: int = 2,
         min_free_ram: int | str | None = None,
+        catalog: str | os.PathLike[str] | None = None,
         threads: int | None = None,
         store: Literal["auto", "mapped", "direct", "posix"] = "auto",
     ) -> Pool:
@@ -207,6 +208,10 @@ class Pool:
             How many older checkpoints a conversation keeps, beside the newest and the one at the last boundary.
         min_free_ram : int or str, optional
             Bytes of RAM that a pool in RAM leaves free as it grows; by default a 16th of it, at most 1 GiB.
+        catalog : path, optional
+            A file outside of the directory that is the pool's catalog: for a pool on a shared file system, one on a
+            local disk. Its own directory must exist, and only its owner may write it. Where a pool was created with
+            one, it is always to be given.
         threads : int, optional
             How many threads copy at once in one transfer; by default the number of cores, 2 to 12.
         store : str
@@ -238,14 +243,15 @@ class Pool:
         older = as_count(checkpoints, "checkpoints", least=0)
         lanes = max(2, min(_MAX_THREADS, os.cpu_count() or 2)) if threads is None else threads
         lanes = as_count(lanes, "threads", least=1)
+        elsewhere = None if catalog is None else Path(os.path.abspath(os.fspath(catalog)))
         hot_size = None if hot_capacity is None else parse_bytes(hot_capacity, "hot_capacity")
         hot_path = None if hot is None or hot is False else Path(os.path.abspath(os.fspath(hot)))
         if readonly:
-            opened = open_reader(where, layout)
+            opened = open_reader(where, layout, elsewhere)
         else:
-            if hot is not None and (former := hot_of(where)) is not None and former != hot_path:
-                _leave_hot(cls, where, layout)
-            opened = open_owner(where, layout, size, free, (hot_path, hot_size))
+            if hot is not None and (former := hot_of(where, elsewhere)) is not None and former != hot_path:
+                _leave_hot(cls, where, layout, elsewhere)
+            opened = open_owner(where, layout, size, free, elsewhere, (hot_path, hot_size))
         # Path and hot tier may lie on different media, whose stores differ.
         movers = Movers(where, opened.medium, store, lanes, opened.space.allocated)
         hot_movers = None
@@ -1111,12 +1117,12 @@ def _gates(take: Take, handover: Gate | None) -> Gate | None:
     return gate
 
 
-def _leave_hot(pool: type[Pool], path: Path, layout: Layout | None) -> None:
+def _leave_hot(pool: type[Pool], path: Path, layout: Layout | None, catalog: Path | None) -> None:
     """Bring what the hot tier of a pool has to the path, and forget it."""
-    with pool.open(path, layout):
+    with pool.open(path, layout, catalog=catalog):
         # Closing brings everything to the path.
         pass
-    forget_stored_hot(path)
+    forget_stored_hot(path, catalog)
 
 
 def _require_room(slot: Slot | PagedSlot, tokens: int) -> None:

@@ -82,7 +82,15 @@ def _of_medium(here: Surroundings, has_device: bool) -> Iterator[str]:
     if medium.fs_type == "overlay":
         yield "an overlay file system may refuse O_DIRECT and is gone with its container: put the pool on a volume"
     if medium.shared:
-        yield f"{medium.fs_type} is shared: one machine at a time may open a pool there"
+        yield (
+            f"{medium.fs_type} is shared: one machine at a time may open a pool there, and its transactions cost less "
+            "with Pool.open(catalog=...) on a local disk"
+        )
+    if not medium.locks_across_hosts:
+        yield (
+            f"locks on this {medium.fs_type} do not reach other hosts, or not for certain: see to it yourself that no "
+            "other host opens the pool"
+        )
 
 
 def _of_limits(here: Surroundings) -> Iterator[str]:

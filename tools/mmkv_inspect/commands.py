@@ -63,6 +63,12 @@ def _age(text: str) -> float:
 
 
 _Pool = Annotated[Path, typer.Argument(metavar="POOL", envvar=_VARIABLE, readable=False, help="The pool's directory.")]
+_Catalog = Annotated[
+    Path | None,
+    typer.Option(
+        "--catalog", metavar="FILE", readable=False, help="The pool's catalog, where it lies outside of its directory."
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document: sizes in bytes, times as Unix seconds.")]
 _Namespace = Annotated[
     str | None, typer.Option("--namespace", metavar="NS", help="Only this namespace; '' is the default one.")
@@ -120,6 +126,7 @@ def _list(
     ] = None,
     older_than: _OlderThan = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N of them.")] = None,
+    catalog: _Catalog = None,
     as_json: _Json = False,
 ) -> None:
     """List the conversations of a pool.
@@ -136,7 +143,7 @@ def _list(
       mmkv-inspect list /mnt/kv --json | jq -r '.[] | select(.pinned | not) | .conversation'
       MMKV_POOL=/mnt/kv mmkv-inspect list --pinned
     """
-    view = read_pool(pool)
+    view = read_pool(pool, catalog)
     selection = Selection(namespace, match, pinned, larger_than, older_than)
     infos = sort_infos(selection.chosen(view.infos(), view.now), sort, reverse=reverse)[:limit]
     if as_json:
@@ -153,6 +160,7 @@ def _list(
 def _show(
     pool: Annotated[str, typer.Argument(metavar="POOL", help=f"The pool's directory; left out, {_VARIABLE} names it.")],
     conversation: Annotated[str | None, typer.Argument(metavar="ID", help="The conversation's id, in full.")] = None,
+    catalog: _Catalog = None,
     as_json: _Json = False,
 ) -> None:
     """Show one conversation: its figures, and the blocks and checkpoints that hold it.
@@ -168,7 +176,7 @@ def _show(
         pool, conversation = os.environ.get(_VARIABLE, ""), pool
         if not pool:
             raise typer.BadParameter(f"both POOL and ID are needed, for {_VARIABLE} names no pool")
-    view = read_pool(Path(pool))
+    view = read_pool(Path(pool), catalog)
     pairs = zip(view.rows, view.infos(), strict=True)
     row, info = next((pair for pair in pairs if pair[0].name == conversation), (None, None))
     if row is None or info is None:
@@ -184,7 +192,7 @@ def _show(
 
 
 @app.command("stats", cls=_Command, short_help="Show a pool in figures.")
-def _stats(pool: _Pool, as_json: _Json = False) -> None:
+def _stats(pool: _Pool, catalog: _Catalog = None, as_json: _Json = False) -> None:
     """Show a pool in figures: space, fragmentation, layout, owner, and the path that bytes take.
 
     Space is counted from the catalog at this moment; transfers are what the owner noted last, about every second.
@@ -197,7 +205,7 @@ def _stats(pool: _Pool, as_json: _Json = False) -> None:
     """
     from mmkv_inspect.usage import file_problems, space_use
 
-    view = read_pool(pool)
+    view = read_pool(pool, catalog)
     use, problems = space_use(view), file_problems(view)
     if as_json:
         from mmkv_inspect.records import print_json, stats_record
@@ -218,6 +226,7 @@ def _top(
         float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="How long from one look to the next.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
+    catalog: _Catalog = None,
     as_json: _Json = False,
 ) -> None:
     """Watch what a running engine does with its pool: tiers, rates, and each transfer under way.
@@ -238,14 +247,14 @@ def _top(
         from mmkv_inspect.records import print_json
         from mmkv_inspect.top import sample_record
 
-        print_json(sample_record(read_sample(pool)))
+        print_json(sample_record(read_sample(pool, catalog)))
         return
     from mmkv_inspect.top import print_frame, watch
 
     if once or not sys.stdout.isatty():
-        print_frame(read_sample(pool))
+        print_frame(read_sample(pool, catalog))
     else:
-        watch(pool, interval)
+        watch(pool, catalog, interval)
 
 
 @app.command("rm", cls=_Command, short_help="Drop conversations.")
@@ -258,6 +267,7 @@ def _rm(
     older_than: _OlderThan = None,
     namespace: _Namespace = None,
     match: _Match = None,
+    catalog: _Catalog = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before dropping what options select.")] = False,
     wait: Annotated[
@@ -282,7 +292,7 @@ def _rm(
     by_options = any(option is not None for option in (model, older_than, namespace, match))
     if bool(ids) == by_options:
         raise typer.BadParameter("name conversations, or give --model, --older-than, --namespace or --match; not both")
-    view = read_pool(pool)
+    view = read_pool(pool, catalog)
     if ids:
         chosen, missing = _named(view, ids)
     else:
@@ -295,7 +305,7 @@ def _rm(
     elif chosen:
         if by_options and not yes:
             _ask(view, chosen)
-        missing += _drop(view, chosen, wait)
+        missing += _drop(view, catalog, chosen, wait)
     if by_options and not chosen:
         print("nothing to drop")
     if missing:
@@ -330,11 +340,11 @@ def _ask(view: PoolView, names: list[str]) -> None:
     )
 
 
-def _drop(view: PoolView, names: list[str], wait: float) -> list[str]:
+def _drop(view: PoolView, catalog: Path | None, names: list[str], wait: float) -> list[str]:
     """Drop, print what became of each, and return those that are still there."""
     from mmkv_inspect.removal import Outcome, remove
 
-    outcomes = remove(view.path, names, wait)
+    outcomes = remove(view.path, catalog, names, wait)
     for name, outcome in outcomes.items():
         if outcome is Outcome.DROPPED:
             print(f"dropped {visible(name)}")

@@ -10,7 +10,7 @@ from mmkv_inspect.advice import advice, problems
 from mmkv_inspect.bus_speed import BusSpeed, PathHere, measure_bus, path_here
 from mmkv_inspect.medium_speed import MediumSpeed, measure_medium
 from mmkv_inspect.surroundings import Surroundings, surroundings_of
-from mmkv_inspect.tables import print_figures, print_lines
+from mmkv_inspect.tables import medium_text, print_figures, print_lines
 from mmkv_inspect.text import size_text, visible
 
 __all__ = ["Probe", "print_probe", "probe", "probe_record"]
@@ -83,6 +83,7 @@ def probe_record(found: Probe) -> dict[str, Any]:
             "options": list(medium.options),
             "in_ram": medium.in_ram,
             "shared": medium.shared,
+            "locks_across_hosts": medium.locks_across_hosts,
             "free": here.free_bytes,
         },
         "ram": {"total": here.total_ram, "available": here.available_ram},
@@ -112,7 +113,7 @@ def print_probe(found: Probe) -> None:
     print_figures(
         [
             ("Directory", visible(str(here.directory)) + ("" if here.exists else " (not there yet)")),
-            ("File system", f"{medium.fs_type}, mounted on {visible(str(medium.mount_point))}"),
+            ("File system", medium_text(medium)),
             ("Mount options", visible(", ".join(dict.fromkeys(medium.options)))),
             ("Free space", size_text(here.free_bytes)),
             ("RAM", f"{size_text(here.total_ram)}, {size_text(here.available_ram)} available to this process"),

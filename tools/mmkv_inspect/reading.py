@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmkv.catalog import Catalog, ConversationRow, VersionRow
-from mmkv.directory import Description, owner_pid, prepare, read_description
+from mmkv.directory import Description, catalog_file, owner_pid, prepare, read_description
 from mmkv.errors import MmkvError, PoolCorrupt
 from mmkv.geometry import Extent, Geometry, extent_blocks
 from mmkv.info import ConversationInfo, PoolStats, conversation_infos, union_extents
+from mmkv.medium import Medium, medium_of
 from mmkv_inspect.notes import Owner, capacity_of, owner_of, stats_of
 
 __all__ = ["PoolView", "check_directory", "open_catalog", "read_pool", "require_same_pool"]
@@ -37,6 +38,10 @@ class PoolView:
         The pool's directory.
     description : Description
         What `pool.json` says.
+    catalog : Path
+        Its catalog, which may lie elsewhere.
+    medium : Medium
+        What the directory lies on.
     rows : list of ConversationRow
         The conversations, the least recently used first, without their hashes.
     block_segments, checkpoint_segments : list of int
@@ -55,6 +60,8 @@ class PoolView:
 
     path: Path
     description: Description
+    catalog: Path
+    medium: Medium
     rows: list[ConversationRow]
     block_segments: list[int]
     checkpoint_segments: list[int]
@@ -79,8 +86,8 @@ class PoolView:
         return [version for pair in both for version in pair if version is not None]
 
 
-def check_directory(path: Path) -> Description:
-    """The description of the pool at `path`.
+def check_directory(path: Path, elsewhere: Path | None) -> tuple[Description, Path]:
+    """The description of the pool at `path`, and its catalog; `elsewhere` is where that was said to lie, if not there.
 
     Raises
     ------
@@ -94,28 +101,36 @@ def check_directory(path: Path) -> Description:
     description = read_description(path)
     try:
         prepare(path, create=False)
+        catalog = catalog_file(path, description, elsewhere)
     except ValueError as error:
         raise MmkvError(str(error)) from error
     for suffix in _SQLITE_SUFFIXES:
-        file = path / (description.catalog_name + suffix)
+        file = catalog.with_name(catalog.name + suffix)
         if file.is_symlink():
             raise PoolCorrupt(f"{file} is a symbolic link: a pool's files are plain files")
         # SQLite would only say that it cannot open it.
         if file.exists() and not os.access(file, os.R_OK):
             raise MmkvError(f"{file} cannot be read: Permission denied")
-    return description
+    return description, catalog
 
 
-def read_pool(path: Path) -> PoolView:
+def read_pool(path: Path, elsewhere: Path | None = None) -> PoolView:
     """Read a pool, also while its engine runs. Costs a pass over the catalog; the layer files are not opened.
+
+    Parameters
+    ----------
+    path : Path
+        The pool's directory.
+    elsewhere : Path, optional
+        Where its catalog lies, if not there.
 
     Raises
     ------
     MmkvError
         There is no pool, it may not be read, or what it says makes no sense.
     """
-    description = check_directory(path)
-    catalog = open_catalog(path / description.catalog_name)
+    description, file = check_directory(path, elsewhere)
+    catalog = open_catalog(file)
     try:
         view = _read(path, description, catalog)
         for _ in range(_MORE_ATTEMPTS):
@@ -144,6 +159,10 @@ def open_catalog(file: Path) -> Catalog:
                 f"{file} has a log that was not written back, and reading that makes {index.name} in a directory that "
                 "may not be written: copy the pool's directory to where it may"
             ) from error
+        if file.with_name(file.name + "-journal").exists():
+            raise MmkvError(
+                f"{file} has a transaction that was cut short: the pool's owner rolls it back when it opens it"
+            ) from error
         raise
 
 
@@ -160,6 +179,8 @@ def _read(path: Path, description: Description, catalog: Catalog) -> PoolView:
     return PoolView(
         path=path,
         description=description,
+        catalog=catalog.path,
+        medium=medium_of(path),
         rows=rows,
         block_segments=catalog.segments("blocks"),
         checkpoint_segments=catalog.segments("checkpoints"),

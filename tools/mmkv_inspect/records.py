@@ -58,6 +58,12 @@ def stats_record(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> dict
     layout = description.layout
     return {
         "pool": str(view.path),
+        "catalog": str(view.catalog),
+        "medium": {
+            "fs_type": view.medium.fs_type,
+            "shared": view.medium.shared,
+            "locks_across_hosts": view.medium.locks_across_hosts,
+        },
         "uuid": description.uuid,
         "format": FORMAT,
         "model": layout.model,

@@ -26,13 +26,15 @@ class Outcome(StrEnum):
     WAITING = "waiting"
 
 
-def remove(path: Path, ids: Sequence[str], patience: float) -> dict[str, Outcome]:
+def remove(path: Path, elsewhere: Path | None, ids: Sequence[str], patience: float) -> dict[str, Outcome]:
     """Drop conversations, beside a running engine by asking it.
 
     Parameters
     ----------
     path : Path
         The pool's directory.
+    elsewhere : Path or None
+        Where its catalog lies, if not there.
     ids : sequence of str
         The conversations.
     patience : float
@@ -50,23 +52,23 @@ def remove(path: Path, ids: Sequence[str], patience: float) -> dict[str, Outcome
     while left:
         if owner_pid(path) is None:
             try:
-                return outcomes | _drop_as_owner(path, left)
+                return outcomes | _drop_as_owner(path, elsewhere, left)
             except PoolLocked:
                 # Somebody opened it in between.
                 pass
-        asked = _ask_owner(path, left, deadline)
+        asked = _ask_owner(path, elsewhere, left, deadline)
         outcomes |= asked
         left = [name for name in left if asked[name] is Outcome.WAITING and time.monotonic() < deadline]
     return outcomes
 
 
-def _drop_as_owner(path: Path, ids: Sequence[str]) -> dict[str, Outcome]:
+def _drop_as_owner(path: Path, elsewhere: Path | None, ids: Sequence[str]) -> dict[str, Outcome]:
     # The whole library, which commands that only read do without.
     from mmkv.pool import Pool
 
     outcomes = {}
     # No byte of a conversation moves, so nothing here may look for a GPU.
-    with Pool.open(path, store="posix", threads=1) as pool:
+    with Pool.open(path, catalog=elsewhere, store="posix", threads=1) as pool:
         for name in ids:
             try:
                 pool.drop(name)
@@ -76,9 +78,10 @@ def _drop_as_owner(path: Path, ids: Sequence[str]) -> dict[str, Outcome]:
     return outcomes
 
 
-def _ask_owner(path: Path, ids: Sequence[str], deadline: float) -> dict[str, Outcome]:
+def _ask_owner(path: Path, elsewhere: Path | None, ids: Sequence[str], deadline: float) -> dict[str, Outcome]:
     """Ask, and wait until all is done, the deadline is over, or the owner has ended: then nothing stays asked."""
-    catalog = Catalog(path / check_directory(path).catalog_name)
+    _, file = check_directory(path, elsewhere)
+    catalog = Catalog(file)
     try:
         asked = {catalog.add_request("drop", name): name for name in ids}
         while True:

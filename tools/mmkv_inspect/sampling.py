@@ -74,16 +74,16 @@ class Sample:
         return State.STALE if self.stats.under_way and overdue else State.LIVE
 
 
-def read_sample(path: Path) -> Sample:
-    """Read what the owner noted last. Costs some milliseconds, however much is parked.
+def read_sample(path: Path, elsewhere: Path | None = None) -> Sample:
+    """Read what the owner noted last; see `read_pool`. Costs some milliseconds, however much is parked.
 
     Raises
     ------
     MmkvError
         There is no pool, it may not be read, or what it says makes no sense.
     """
-    description = check_directory(path)
-    catalog = open_catalog(path / description.catalog_name)
+    description, file = check_directory(path, elsewhere)
+    catalog = open_catalog(file)
     try:
         require_same_pool(path, description, catalog)
         pid = owner_pid(path)

@@ -16,12 +16,13 @@ from mmkv.catalog import ConversationRow, VersionRow
 from mmkv.geometry import Geometry
 from mmkv.info import ConversationInfo, PoolStats, TierStats
 from mmkv.layout import Layer, Layout, Plane, State
+from mmkv.medium import Medium
 from mmkv_inspect.notes import Owner
 from mmkv_inspect.reading import PoolView
 from mmkv_inspect.text import age_text, size_text, time_text, visible
 from mmkv_inspect.usage import SpaceUse
 
-__all__ = ["print_conversation", "print_figures", "print_lines", "print_list", "print_stats"]
+__all__ = ["medium_text", "print_conversation", "print_figures", "print_lines", "print_list", "print_stats"]
 
 _UNLIMITED = 1 << 20
 # Below this many columns the gaps of a wide table shrink.
@@ -185,6 +186,8 @@ def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
     print_figures(
         [
             ("Pool", visible(str(view.path))),
+            *([("Catalog", visible(str(view.catalog)))] if view.description.catalog_elsewhere else []),
+            ("File system", medium_text(view.medium)),
             ("UUID", view.description.uuid),
             ("Owner", _owner_text(view.owner, view.now)),
             ("Requests waiting", f"{view.requests:,}"),
@@ -218,6 +221,15 @@ def _tier_row(tier: TierStats) -> tuple[str, ...]:
         tier.name, size_text(tier.used), f"{tier.fill:.1%}", size_text(tier.capacity), size_text(tier.allocated),
         size_text(tier.dirty), size_text(tier.quarantined), visible(tier.medium), visible(tier.directory),
     )  # fmt: skip
+
+
+def medium_text(medium: Medium) -> str:
+    """What a directory lies on, and if it is shared, how far its locks reach."""
+    text = f"{medium.fs_type}, mounted on {visible(str(medium.mount_point))}"
+    if not medium.shared:
+        return text
+    reach = "also on other hosts" if medium.locks_across_hosts else "on this host only, as far as can be told"
+    return f"{text}; shared: its locks hold {reach}"
 
 
 def _fragmentation_text(use: SpaceUse) -> str:

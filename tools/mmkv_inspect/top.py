@@ -25,21 +25,21 @@ _WIDE = 1 << 12
 _FULL = 0.9
 
 
-def watch(path: Path, interval: float) -> None:
+def watch(path: Path, elsewhere: Path | None, interval: float) -> None:
     """Show the pool every `interval` seconds, until the user has seen enough."""
     console = Console(markup=False, highlight=False, emoji=False)
     try:
         with Live(console=console, auto_refresh=False) as live:
-            for sample, rates in _samples(path, interval):
+            for sample, rates in _samples(path, elsewhere, interval):
                 live.update(frame(sample, rates), refresh=True)
     except KeyboardInterrupt:
         pass
 
 
-def _samples(path: Path, interval: float) -> Iterator[tuple[Sample, Rates | None]]:
+def _samples(path: Path, elsewhere: Path | None, interval: float) -> Iterator[tuple[Sample, Rates | None]]:
     before: Sample | None = None
     while True:
-        sample = read_sample(path)
+        sample = read_sample(path, elsewhere)
         yield sample, None if before is None else rates_between(before, sample)
         before = sample
         time.sleep(interval)
