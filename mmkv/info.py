@@ -162,6 +162,8 @@ class PoolStats:
         The tiers, the hot one first where there is one.
     under_way : tuple of TransferStats
         The transfers under way, those in quarantine left out, the oldest first.
+    expirations : int
+        Conversations dropped because nobody had used them for `max_idle`.
     spills, promotions, hot_evictions, prefetches : int
         Conversations copied from the hot tier to the path; copied from there to the hot tier; dropped from the hot
         tier alone to make room in it; prefetches done. All 0 without a hot tier, like the next two.
@@ -192,6 +194,7 @@ class PoolStats:
     moved: dict[str, int] = field(default_factory=dict)
     tiers: tuple[TierStats, ...] = ()
     under_way: tuple[TransferStats, ...] = ()
+    expirations: int = 0
     spills: int = 0
     promotions: int = 0
     hot_evictions: int = 0

@@ -72,6 +72,7 @@ _FIGURES = (
     _Figure("mmkv_hits_total", "Matches that found tokens.", _field("hits")),
     _Figure("mmkv_misses_total", "Matches that found none.", _field("misses")),
     _Figure("mmkv_evictions_total", "Conversations dropped to make room.", _field("evictions")),
+    _Figure("mmkv_expirations_total", "Conversations dropped because nobody used them.", _field("expirations")),
     _Figure("mmkv_failures_total", "Transfers that failed.", _field("failures")),
     _Figure("mmkv_parked_bytes_total", "Bytes moved by parks.", _field("bytes_parked")),
     _Figure("mmkv_taken_bytes_total", "Bytes moved by takes.", _field("bytes_taken")),

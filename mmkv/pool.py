@@ -30,6 +30,7 @@ from mmkv.errors import (
     PoolFull,
     TransferError,
 )
+from mmkv.expiry import Expiry
 from mmkv.geometry import Extent, extent_blocks
 from mmkv.hot import Hot
 from mmkv.housekeeping import Housekeeping
@@ -93,6 +94,7 @@ class Pool:
         hot_movers: Movers | None = None,
         threads: int = 2,
         rewarm: bool = False,
+        max_idle: float | None = None,
     ) -> None:
         self.path = opened.path
         self.layout: Layout = opened.description.layout
@@ -126,17 +128,23 @@ class Pool:
             bring=self._writer.bring,
         )
         self._housekeeping: Housekeeping | None = None
+        self._expiry: Expiry | None = None
         self._seen_changes = -1
         if not self._readonly:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             self._catalog.set_property("owner", owner)
+            if max_idle is not None:
+                self._expiry = Expiry(
+                    self._lock, self._ledger, self._traffic.parking, drop=self.drop, max_idle=max_idle
+                )
+            expire = () if self._expiry is None else (self._expiry.drop_idle,)
             self._housekeeping = Housekeeping(
                 self._lock,
                 self._catalog,
                 self._traffic,
                 drop=self.drop,
                 stats=self._stats,
-                chores=(self._release_orphans, self._keep_spare, self._relieve_ram),
+                chores=(self._release_orphans, self._keep_spare, self._relieve_ram, *expire),
             )
         _open_pools.add(self)
         self._rewarming: threading.Thread | None = None
@@ -175,6 +183,7 @@ class Pool:
         readonly: bool = False,
         deadline: float | None = 60.0,
         checkpoints: int = 2,
+        max_idle: float | None = None,
         min_free_ram: int | str | None = None,
         catalog: str | os.PathLike[str] | None = None,
         threads: int | None = None,
@@ -206,6 +215,9 @@ class Pool:
             Seconds after which a transfer fails with `TransferTimeout`.
         checkpoints : int
             How many older checkpoints a conversation keeps, beside the newest and the one at the last boundary.
+        max_idle : float, optional
+            Seconds after which a conversation that was neither parked nor taken is dropped; the time that the pool was
+            closed counts. What is pinned or leased stays. Holds for this opening, and is kept nowhere.
         min_free_ram : int or str, optional
             Bytes of RAM that a pool in RAM leaves free as it grows; by default a 16th of it, at most 1 GiB.
         catalog : path, optional
@@ -240,6 +252,8 @@ class Pool:
             raise ValueError(f"store must be one of {', '.join(_STORES)}, not {store!r}")
         if deadline is not None and not deadline > 0:
             raise ValueError(f"deadline must be positive seconds or None, not {deadline!r}")
+        if max_idle is not None and not max_idle > 0:
+            raise ValueError(f"max_idle must be positive seconds or None, not {max_idle!r}")
         older = as_count(checkpoints, "checkpoints", least=0)
         lanes = max(2, min(_MAX_THREADS, os.cpu_count() or 2)) if threads is None else threads
         lanes = as_count(lanes, "threads", least=1)
@@ -266,6 +280,7 @@ class Pool:
                 hot_movers=hot_movers,
                 threads=lanes,
                 rewarm=rewarm,
+                max_idle=max_idle,
             )
         except BaseException:
             opened.close()
@@ -707,6 +722,7 @@ class Pool:
             largest_free_run=blocks.largest_free_run * block_bytes,
             fragmentation=fragmentation,
             evictions=self._room.evictions,
+            expirations=0 if self._expiry is None else self._expiry.expirations,
             moved=dict(self._traffic.moved),
             tiers=(self._path_tier(),),
             under_way=self._traffic.progress(),

@@ -104,6 +104,7 @@ class Rates:
     hits: float
     misses: float
     evictions: float
+    expirations: float
     failures: float
     spills: float
     promotions: float

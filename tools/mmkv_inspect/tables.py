@@ -292,6 +292,7 @@ def _counters(stats: PoolStats) -> list[tuple[str, str]]:
         ("Takes", f"{stats.takes:,}, {size_text(stats.bytes_taken)}"),
         ("Matches", f"{stats.hits:,} hits, {stats.misses:,} misses"),
         ("Dropped to make room", f"{stats.evictions:,}"),
+        ("Dropped for being idle", f"{stats.expirations:,}"),
         ("Failed transfers", f"{stats.failures:,}"),
         ("Under way", f"{stats.transfers:,} transfers, {stats.leases:,} leases"),
         ("Quarantined", size_text(stats.quarantined)),

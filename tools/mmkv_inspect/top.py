@@ -145,7 +145,7 @@ def _counters(stats: PoolStats, rates: Rates | None) -> Table:
     for title, count, size in moving:
         speed = "-" if rates is None else f"{getattr(rates, size) / 1e9:.2f}"
         table.add_row(title, _rate(rates, count), speed, f"{getattr(stats, count):,}", size_text(getattr(stats, size)))
-    for title in ("Hits", "Misses", "Evictions", "Failures"):
+    for title in ("Hits", "Misses", "Evictions", "Expirations", "Failures"):
         table.add_row(title, _rate(rates, title.lower()), "", f"{getattr(stats, title.lower()):,}", "")
     return table
 
