@@ -267,6 +267,11 @@ class Hot:
         numbers = block_numbers(extents)[: self._path.geometry.blocks_for(tokens)]
         return bool((self.residents["blocks"].places(numbers) >= 0).all())
 
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes that the path lacks. The lock is held."""
+        return sum(self.residents[kind].dirty_count * self.space.number_bytes(kind) for kind in KINDS)
+
     # Coming
 
     def read(self, what: str, numbers: dict[Kind, _Numbers], *, promote: bool) -> Reading:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.catalog import ConversationRow, VersionRow
+from mmkv.catalog import ConversationRow, Resident, VersionRow
 from mmkv.geometry import Extent, Geometry, extent_blocks
 
 __all__ = [
@@ -203,15 +203,20 @@ class PoolStats:
     bytes_promoted: int = 0
 
 
-def conversation_infos(rows: Iterable[ConversationRow], geometry: Geometry) -> list[ConversationInfo]:
+def conversation_infos(
+    rows: Iterable[ConversationRow], geometry: Geometry, residents: Iterable[Resident] = ()
+) -> list[ConversationInfo]:
     """The figures of every conversation, in the order of `rows`, which must be all that the catalog holds.
+
+    `residents` are what the catalog lists in the hot tier.
 
     Costs one pass over the extents, whatever block numbers they have; `owned_bytes` needs all of them.
     """
     rows = list(rows)
     blocks = _Holders(extent for row in rows for extent in union_extents(_extents(row)))
     records = _Holders(record for row in rows for record in union_extents(_records(row)))
-    return [_info(row, geometry, blocks, records) for row in rows]
+    hot = _Warm(residents, geometry)
+    return [_info(row, geometry, blocks, records, hot) for row in rows]
 
 
 def union_extents(extents: Iterable[Extent]) -> list[Extent]:
@@ -264,7 +269,33 @@ class _Holders:
         return below
 
 
-def _info(row: ConversationRow, geometry: Geometry, blocks: _Holders, records: _Holders) -> ConversationInfo:
+class _Warm:
+    """How many bytes of a version lie in the hot tier."""
+
+    def __init__(self, residents: Iterable[Resident], geometry: Geometry) -> None:
+        rows = list(residents)
+        self._sizes = {"blocks": geometry.block_tokens * geometry.layout.token_bytes}
+        self._sizes["checkpoints"] = geometry.checkpoint_bytes
+        self._numbers = {
+            (kind, dirty): np.sort([row.number for row in rows if row.kind == kind and row.dirty >= dirty])
+            for kind in self._sizes
+            for dirty in (False, True)
+        }
+
+    def bytes(self, version: VersionRow, *, dirty: bool) -> int:
+        """Bytes of the blocks and records of a version that are there; of those only that are dirty, if it is set."""
+        runs = {"blocks": version.extents, "checkpoints": [Extent(point.record, 1) for point in version.checkpoints]}
+        total = 0
+        for kind, extents in runs.items():
+            borders = np.array(extents, dtype=np.int64).reshape(-1, 2)
+            below = np.searchsorted(self._numbers[kind, dirty], [borders[:, 0], borders.sum(axis=1)])
+            total += int((below[1] - below[0]).sum()) * self._sizes[kind]
+        return total
+
+
+def _info(
+    row: ConversationRow, geometry: Geometry, blocks: _Holders, records: _Holders, warm: _Warm
+) -> ConversationInfo:
     version = row.version
     alone = blocks.alone(version.extents)
     alone_records = records.alone([Extent(point.record, 1) for point in version.checkpoints])
@@ -282,6 +313,6 @@ def _info(row: ConversationRow, geometry: Geometry, blocks: _Holders, records: _
         taken=row.taken,
         pinned=row.pinned,
         synced=version.synced,
-        hot_bytes=0,
-        dirty_bytes=0,
+        hot_bytes=warm.bytes(version, dirty=False),
+        dirty_bytes=warm.bytes(version, dirty=True),
     )

@@ -695,7 +695,8 @@ class Pool:
         with self._reading():
             self._find(conversation)
             rows = [other.row() for other in self._ledger.conversations.values()]
-        infos = conversation_infos(rows, self._space.geometry)
+            residents = self._catalog.residents()
+        infos = conversation_infos(rows, self._space.geometry, residents)
         return next(info for info in infos if info.conversation == conversation)
 
     def stats(self) -> PoolStats:
@@ -724,11 +725,29 @@ class Pool:
             evictions=self._room.evictions,
             expirations=0 if self._expiry is None else self._expiry.expirations,
             moved=dict(self._traffic.moved),
-            tiers=(self._path_tier(),),
+            tiers=self._tiers(),
             under_way=self._traffic.progress(),
             **self._matches,
             **self._traffic.counters,
+            **self._writer.counters,
+            **({} if self._hot is None else self._hot.counters),
         )
+
+    def _tiers(self) -> tuple[TierStats, ...]:
+        path, hot, opened = self._path_tier(), self._hot, self._opened.hot
+        if hot is None or opened is None:
+            return (path,)
+        warm = TierStats(
+            name="hot",
+            directory=str(opened.path),
+            medium=opened.medium.fs_type,
+            capacity=hot.space.capacity,
+            allocated=hot.space.allocated_bytes,
+            used=hot.space.used_bytes,
+            dirty=hot.dirty_bytes,
+            quarantined=0,
+        )
+        return warm, path
 
     def _path_tier(self) -> TierStats:
         return TierStats(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmkv.catalog import Catalog, ConversationRow, VersionRow
+from mmkv.catalog import Catalog, ConversationRow, Resident, VersionRow
 from mmkv.directory import Description, catalog_file, owner_pid, prepare, read_description
 from mmkv.errors import MmkvError, PoolCorrupt
 from mmkv.geometry import Extent, Geometry, extent_blocks
@@ -63,6 +63,7 @@ class PoolView:
     catalog: Path
     medium: Medium
     rows: list[ConversationRow]
+    residents: list[Resident]
     block_segments: list[int]
     checkpoint_segments: list[int]
     capacity: int | None
@@ -74,11 +75,11 @@ class PoolView:
     @property
     def has_hot_tier(self) -> bool:
         """Whether the owner has, or had, a hot tier."""
-        return self.stats is not None and any(tier.name == "hot" for tier in self.stats.tiers)
+        return bool(self.residents) or (self.stats is not None and any(tier.name == "hot" for tier in self.stats.tiers))
 
     def infos(self) -> list[ConversationInfo]:
         """The figures of every conversation, in the order of `rows`."""
-        return conversation_infos(self.rows, self.description.geometry)
+        return conversation_infos(self.rows, self.description.geometry, self.residents)
 
     def versions(self) -> list[VersionRow]:
         """Every version that the catalog keeps, those that wait for their successor to be synced too."""
@@ -182,6 +183,7 @@ def _read(path: Path, description: Description, catalog: Catalog) -> PoolView:
         catalog=catalog.path,
         medium=medium_of(path),
         rows=rows,
+        residents=catalog.residents(),
         block_segments=catalog.segments("blocks"),
         checkpoint_segments=catalog.segments("checkpoints"),
         capacity=capacity_of(catalog),
