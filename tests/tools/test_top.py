@@ -96,6 +96,7 @@ def test_an_owner_that_is_gone(pool: Any) -> None:
     sample = read_sample(pool.path)
     assert sample.state is State.GONE
     assert "the owner is gone: process 4242 on there left these figures, 20s old" in text_of(sample)
+    assert "Was under way" in text_of(sample)
 
 
 def test_figures_of_a_former_owner_do_not_count(owned: Any) -> None:

@@ -73,7 +73,8 @@ def frame(sample: Sample, rates: Rates | None) -> RenderableType:
     stats = sample.stats
     if stats is not None and sample.state is not State.SILENT:
         parts += [Text(""), _tiers(stats.tiers), Text(""), _counters(stats, rates), Text("")]
-        parts.append(_under_way(stats.under_way) if stats.under_way else Text("nothing under way", style="dim"))
+        title = "Was under way" if sample.state is State.GONE else "Under way"
+        parts.append(_under_way(title, stats.under_way) if stats.under_way else Text("nothing under way", style="dim"))
     return Group(*parts)
 
 
@@ -154,9 +155,9 @@ def _rate(rates: Rates | None, name: str) -> str:
     return "-" if rates is None else f"{getattr(rates, name):.1f}/s"
 
 
-def _under_way(transfers: Sequence[TransferStats]) -> Table:
+def _under_way(title: str, transfers: Sequence[TransferStats]) -> Table:
     right = ("Layers", "Bytes", "GB/s", "For")
-    table = _table("Under way", "", *right, right=right)
+    table = _table(title, "", *right, right=right)
     for transfer in transfers:
         share = transfer.layers_done / transfer.layers if transfer.layers else 0.0
         speed = transfer.bytes / transfer.seconds / 1e9 if transfer.seconds > 0 else 0.0
