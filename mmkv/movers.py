@@ -17,6 +17,9 @@ from mmkv.transfer import Transfer
 __all__ = ["Movers", "Share"]
 
 
+_DISK_THREADS = 8
+
+
 class Share(NamedTuple):
     """Layers of a transfer that one store moves."""
 
@@ -70,7 +73,8 @@ class Movers:
         self._choice = choice
         self._threads = threads
         self._opening = threading.Lock()
-        self._host: Store = PosixStore(threads)
+        # A disk wants many requests at once, whose threads mostly sleep.
+        self._host: Store = PosixStore(threads if medium.in_ram else max(_DISK_THREADS, threads))
         self._device: Store | None = None
 
     def shares(self, memory: SlotMemory, layers: Sequence[LayerCopies]) -> list[Share]:

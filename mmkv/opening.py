@@ -16,7 +16,7 @@ from mmkv.layout import Layout
 from mmkv.ledger import Ledger
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
-from mmkv.warming import OpenedHot, forget_hot, open_hot, stored_hot
+from mmkv.warming import OpenedHot, forget_hot, is_whole, open_hot, stored_hot
 
 __all__ = ["Opened", "forget_stored_hot", "hot_of", "load_ledger", "open_owner", "open_reader", "stored_capacity"]
 
@@ -125,7 +125,14 @@ def _open_hot(
     where, capacity = hot
     stored = stored_hot(catalog)
     if where is None and stored is not None:
-        where = stored[0]
+        # The catalog may be somebody else's: no directory is made, or cleared, because it names one.
+        if is_whole(stored[0], description):
+            where = stored[0]
+        else:
+            _log.warning(
+                "the hot tier at %s is gone, and the pool is opened without one: give hot= for a new one", stored[0]
+            )
+            forget_hot(catalog)
     if capacity is None and stored is not None and stored[0] == where:
         capacity = stored[1]
     if where is None:

@@ -104,7 +104,14 @@ class Space:
         def opened(name: str, segment_bytes: int) -> PoolFile | None:
             if segment_bytes == 0:
                 return None
-            file = PoolFile(directory / name, segment_bytes, create=create, readonly=readonly)
+            file = PoolFile(
+                directory / name,
+                segment_bytes,
+                create=create,
+                readonly=readonly,
+                # The ids are small, and read often.
+                unbuffered=not self.medium.in_ram and name != "tokens.kv",
+            )
             self._opened.append(file)
             return file
 

@@ -18,7 +18,7 @@ from mmkv.geometry import Geometry, choose_geometry
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
 
-__all__ = ["OpenedHot", "close_hot", "forget_hot", "open_hot", "stored_hot"]
+__all__ = ["OpenedHot", "close_hot", "forget_hot", "is_whole", "open_hot", "stored_hot"]
 
 _NAME = "hot.json"
 _NAMES = frozenset({_NAME, "layers", "lock"})
@@ -75,6 +75,15 @@ def stored_hot(catalog: Catalog) -> tuple[Path, int] | None:
         case {"path": str(path), "capacity": int(capacity)} if Path(path).is_absolute() and capacity > 0:
             return Path(path), capacity
     raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its hot tier is {value!r}")
+
+
+def is_whole(path: Path, description: directory.Description) -> bool:
+    """Whether a directory is the hot tier of a pool, as that one says itself, and nobody else's to write."""
+    claim = _read_claim(path)
+    if claim is None or claim.uuid != description.uuid:
+        return False
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def open_hot(

@@ -68,7 +68,8 @@ def test_a_take_gives_what_was_parked(pool: mmkv.Pool, xp: ModuleType, tokens: i
     assert receipt.bytes == tokens * UNIFORM.token_bytes
     assert_parked(pool, "chat", ids, xp=xp)
     if xp is np:
-        assert receipt.path == "posix"
+        in_ram = pool._opened.medium.in_ram
+        assert set(receipt.path.split("+")) <= ({"posix"} if in_ram else {"posix", "posix-direct"})
 
 
 REPORTED = mmkv.Layer(
@@ -755,7 +756,8 @@ def test_the_figures_of_the_pool(pool: mmkv.Pool) -> None:
     block = pool._space.geometry.block_bytes
     assert (stats.conversations, stats.parks, stats.takes, stats.hits, stats.failures) == (1, 1, 1, 1, 0)
     assert (stats.bytes_parked, stats.bytes_taken) == (1000 * UNIFORM.token_bytes,) * 2
-    assert stats.moved == {"posix": 2000 * UNIFORM.token_bytes}
+    assert sum(stats.moved.values()) == 2000 * UNIFORM.token_bytes
+    assert stats.moved.keys() <= {"posix", "posix-direct"}
     assert (stats.capacity, stats.used) == (CAPACITY, 2 * block)
     assert stats.used + stats.free <= stats.capacity
     assert (stats.leases, stats.transfers, stats.quarantined) == (0, 0, 0)

@@ -71,12 +71,12 @@ class DirectStore(Store):
     ) -> None:
         """Copy from files into buffers; see `Store.read`."""
         batches = read_batches(layers, _PIECE_BYTES, gate)
-        drain(self._lanes, layers, batches, self._read, progress, threads=self._threads, path=self.path, after=after)
+        drain(self._lanes, layers, batches, self._read, progress, threads=self._threads, after=after)
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
         """Copy from buffers into files, each lane into a file of its own; see `Store.write`."""
         batches = write_batches(layers, _PIECE_BYTES)
-        drain(self._lanes, layers, batches, self._write, progress, threads=self._threads, path=self.path, after=after)
+        drain(self._lanes, layers, batches, self._write, progress, threads=self._threads, after=after)
 
     def prepare(self, files: Sequence[PoolFile], segments: Sequence[int]) -> None:
         """Nothing is to be done for a segment."""
@@ -113,14 +113,16 @@ class DirectStore(Store):
                 self._handles[file.identity] = handle
             return handle
 
-    def _read(self, piece: Piece) -> None:
+    def _read(self, piece: Piece) -> str:
         file = piece.copy.file
         # kvikio tells of a short file only after it has overwritten the array.
         file.require(piece.file_offset + piece.size)
         self._move(self._handle(file).raw_read, piece, to_device=True)
+        return self.path
 
-    def _write(self, piece: Piece) -> None:
+    def _write(self, piece: Piece) -> str:
         self._move(self._handle(piece.copy.file).raw_write, piece, to_device=False)
+        return self.path
 
     def _move(self, call: Any, piece: Piece, *, to_device: bool) -> None:
         buffer, path, scatter = piece.copy.buffer, piece.copy.file.path, piece.scatter

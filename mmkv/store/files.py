@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
+from mmkv.store.unbuffered import PAGE, Unbuffered
 
 __all__ = ["PoolFile"]
 
@@ -31,6 +32,8 @@ class PoolFile:
         Size of a segment, a multiple of 4096.
     create, readonly : bool
         Whether to make the file where it is missing; whether to open it for reading only.
+    unbuffered : bool
+        Whether large reads and writes go past the page cache, where the file system lets them: on a disk.
 
     Raises
     ------
@@ -40,9 +43,17 @@ class PoolFile:
         The process has too many files open.
     """
 
-    __slots__ = ("_sync_error", "fd", "identity", "path", "segment_bytes")
+    __slots__ = ("_sync_error", "_unbuffered", "fd", "identity", "path", "segment_bytes")
 
-    def __init__(self, path: Path, segment_bytes: int, *, create: bool = False, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        segment_bytes: int,
+        *,
+        create: bool = False,
+        readonly: bool = False,
+        unbuffered: bool = False,
+    ) -> None:
         # Without waiting for a writer, where a pipe stands in the file's place.
         flags = (
             os.O_CLOEXEC
@@ -63,6 +74,7 @@ class PoolFile:
         self.segment_bytes = segment_bytes
         self._sync_error: str | None = None
         self.identity = (status.st_dev, status.st_ino)
+        self._unbuffered = Unbuffered(path, self.fd, readonly=readonly) if unbuffered else None
 
     def __repr__(self) -> str:
         return f"PoolFile({str(self.path)!r}, segment_bytes={self.segment_bytes})"
@@ -144,8 +156,13 @@ class PoolFile:
         for segment in set(range(end)) - set(segments):
             self._punch(segment * self.segment_bytes, self.segment_bytes)
 
-    def read(self, view: memoryview, offset: int) -> None:
-        """Fill `view` with the bytes at `offset`.
+    @property
+    def buffered_reason(self) -> str | None:
+        """Why reads and writes go through the page cache though they were to go past it; `None` if they do not."""
+        return None if self._unbuffered is None else self._unbuffered.reason
+
+    def read(self, view: memoryview, offset: int) -> bool:
+        """Fill `view` with the bytes at `offset`. Returns whether they went past the page cache.
 
         Raises
         ------
@@ -153,6 +170,12 @@ class PoolFile:
             The file ends before.
         """
         done = 0
+        if self._unbuffered is not None and len(view) >= PAGE:
+            try:
+                done = self._unbuffered.read(_address(view), len(view), offset)
+            except OSError as error:
+                raise MmkvError(f"cannot read {self.path} at {offset}: {error.strerror}") from error
+        unbuffered = done > 0
         while done < len(view):
             try:
                 got = os.preadv(self.fd, [view[done:]], offset + done)
@@ -163,9 +186,10 @@ class PoolFile:
                     f"{self.path} ends at {self.size} bytes, before {offset + len(view)}: it was truncated"
                 )
             done += got
+        return unbuffered
 
-    def write(self, view: memoryview, offset: int) -> None:
-        """Write `view` at `offset`.
+    def write(self, view: memoryview, offset: int) -> bool:
+        """Write `view` at `offset`. Returns whether it went past the page cache.
 
         Raises
         ------
@@ -173,16 +197,26 @@ class PoolFile:
             The file system has no room.
         """
         done = 0
+        if self._unbuffered is not None and len(view) >= PAGE:
+            try:
+                done = self._unbuffered.write(_address(view), len(view), offset)
+            except OSError as error:
+                raise self._write_error(error, offset) from error
+        unbuffered = done > 0
         while done < len(view):
             try:
                 wrote = os.pwritev(self.fd, [view[done:]], offset + done)
             except OSError as error:
-                if error.errno in _NO_ROOM:
-                    raise PoolFull(f"no room on the file system of {self.path} ({error.strerror})") from error
-                raise MmkvError(f"cannot write {self.path} at {offset + done}: {error.strerror}") from error
+                raise self._write_error(error, offset + done) from error
             if wrote == 0:
                 raise MmkvError(f"{self.path} takes no more bytes at {offset + done}")
             done += wrote
+        return unbuffered
+
+    def _write_error(self, error: OSError, offset: int) -> MmkvError:
+        if error.errno in _NO_ROOM:
+            return PoolFull(f"no room on the file system of {self.path} ({error.strerror})")
+        return MmkvError(f"cannot write {self.path} at {offset}: {error.strerror}")
 
     def sync(self) -> None:
         """Wait until the file's bytes are on the medium.
@@ -203,9 +237,15 @@ class PoolFile:
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
+        if self._unbuffered is not None:
+            self._unbuffered.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _fallocate(fd: int, mode: int, offset: int, size: int) -> int:

@@ -68,11 +68,10 @@ def drain(
     lanes: Lanes,
     layers: Sequence[LayerCopies],
     batches: Iterator[Batch],
-    move: Callable[[Piece], None],
+    move: Callable[[Piece], str],
     progress: Progress,
     *,
     threads: int,
-    path: str,
     after: Sequence[Event] = (),
 ) -> None:
     """Copy `batches` with `move` on at most `threads` lanes, and tell `progress`. Returns at once.
@@ -80,14 +79,14 @@ def drain(
     Parameters
     ----------
     move : callable
-        Copies one piece, or raises.
-    path : str
-        The path that `move` takes, as receipts name it.
+        Copies one piece, or raises. Gives the path that it took, as receipts name it.
     """
     left = {layer.layer: layer.bytes for layer in layers}
     total = sum(left.values())
     wanted = running = max(1, min(threads, -(-total // _BYTES_PER_LANE)))
     lock = threading.Lock()
+    # Apart from the other: whose turn it is may wait for a gate, while others land what they have.
+    turn = threading.Lock()
 
     def lane() -> None:
         nonlocal running
@@ -95,7 +94,7 @@ def drain(
             for event in after:
                 event.synchronize()
             while not progress.stopped:
-                with lock:
+                with turn:
                     batch = next(batches, None)
                 if batch is None:
                     break
@@ -113,7 +112,7 @@ def drain(
         for piece in batch:
             if progress.stopped:
                 return
-            _call(move, piece)
+            path = _call(move, piece)
             progress.moved(path, piece.size)
             with lock:
                 left[piece.layer] -= piece.size
@@ -139,11 +138,11 @@ def drain(
             return
 
 
-def _call(move: Callable[[Piece], None], piece: Piece) -> None:
+def _call(move: Callable[[Piece], str], piece: Piece) -> str:
     """Move a piece; an error names its layer and its plane."""
     where = f"layer {piece.layer}, {piece.copy.name!r}"
     try:
-        move(piece)
+        return move(piece)
     except MmkvError as error:
         raise TransferError(f"{where}: {error}", layer=piece.layer, plane=piece.copy.name) from error
     except (OSError, RuntimeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from array import array
 from collections.abc import Sequence
@@ -55,12 +54,12 @@ class StagedStore(Store):
     ) -> None:
         """Copy from files into buffers; see `Store.read`."""
         batches = read_batches(layers, _PIECE_BYTES, gate)
-        drain(self._lanes, layers, batches, self._read, progress, threads=self._threads, path=self.path, after=after)
+        drain(self._lanes, layers, batches, self._read, progress, threads=self._threads, after=after)
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
         """Copy from buffers into files; see `Store.write`."""
         batches = write_batches(layers, _PIECE_BYTES)
-        drain(self._lanes, layers, batches, self._write, progress, threads=self._threads, path=self.path, after=after)
+        drain(self._lanes, layers, batches, self._write, progress, threads=self._threads, after=after)
 
     def prepare(self, files: Sequence[PoolFile], segments: Sequence[int]) -> None:
         """Nothing is to be done for a segment."""
@@ -80,17 +79,19 @@ class StagedStore(Store):
         reason = {} if self._reason is None else {"reason": self._reason}
         return {"path": self.path, "threads": self._threads, **reason}
 
-    def _read(self, piece: Piece) -> None:
+    def _read(self, piece: Piece) -> str:
         bounce = self._bounce()
-        bounce.fill(piece)
+        unbuffered = piece.copy.file.read(bounce.view(piece), piece.file_offset)
         bounce.copy(piece, to_device=True)
         self._give_back(bounce)
+        return "posix-direct" if unbuffered else "posix"
 
-    def _write(self, piece: Piece) -> None:
+    def _write(self, piece: Piece) -> str:
         bounce = self._bounce()
         bounce.copy(piece, to_device=False)
-        bounce.empty(piece)
+        unbuffered = piece.copy.file.write(bounce.view(piece), piece.file_offset)
         self._give_back(bounce)
+        return "posix-direct" if unbuffered else "posix"
 
     def _bounce(self) -> _Bounce:
         with self._lock:
@@ -113,22 +114,9 @@ class _Bounce:
         self._view = memoryview(self._memory).cast("B")
         self._streams: dict[int, Any] = {}
 
-    def fill(self, piece: Piece) -> None:
-        """Read a piece from its file."""
-        done = 0
-        while done < piece.size:
-            got = os.preadv(piece.copy.file.fd, [self._view[done : piece.size]], piece.file_offset + done)
-            if got == 0:
-                # Says that the file was truncated.
-                piece.copy.file.require(piece.file_offset + piece.size)
-                raise MmkvError(f"{piece.copy.file.path} ended while it was read")
-            done += got
-
-    def empty(self, piece: Piece) -> None:
-        """Write a piece to its file."""
-        done = 0
-        while done < piece.size:
-            done += os.pwritev(piece.copy.file.fd, [self._view[done : piece.size]], piece.file_offset + done)
+    def view(self, piece: Piece) -> memoryview:
+        """The memory that a piece takes."""
+        return self._view[: piece.size]
 
     def copy(self, piece: Piece, *, to_device: bool) -> None:
         """Copy a piece to or from its array, and wait for it."""
