@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +59,38 @@ class Mirror:
     path: Path
     layout: mmkv.Layout
     capacity: int
+    hot: Path | None = None
+    hot_capacity: int | None = None
     pool: mmkv.Pool = field(init=False)
     model: dict[str, Parked] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
     full: int = 0
     evicted: int = 0
     compared: int = 0
+    # What each version that was seen is of, by its number, and the conversations that were seen on the medium.
+    versions: dict[int, Parked] = field(default_factory=dict)
+    synced: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._open()
 
     def _open(self) -> None:
-        self.pool = mmkv.Pool.open(self.path, self.layout, capacity=self.capacity, min_free_ram=0)
-        # What housekeeping does in its own time is a step here, so that the same steps give the same pool.
+        self.pool = mmkv.Pool.open(
+            self.path,
+            self.layout,
+            capacity=self.capacity,
+            hot=self.hot,
+            hot_capacity=self.hot_capacity,
+            min_free_ram=0,
+        )
+        # What others do in their own time is a step here, so that the same steps give the same pool.
         assert self.pool._housekeeping is not None
         self.pool._housekeeping._chores = ()
+        if self.pool._writer._thread is not None:
+            with self.pool._writer._changed:
+                self.pool._writer._stopping = True
+            self.pool._writer.notify()
+            self.pool._writer._thread.join()
 
     @property
     def block_tokens(self) -> int:
@@ -255,6 +274,47 @@ class Mirror:
         self._open()
         assert self.pool.stats().capacity == self.capacity
 
+    def crash(self, *, lose_hot: bool) -> None:
+        """Leave the pool as a killed process does, perhaps with its hot directory gone, and open it anew.
+
+        With the hot files, nothing that was committed is lost; without them, what the path has.
+        """
+        while self.leases:
+            self.close_lease(0)
+        pool = self.pool
+        expected = {name: self._without_hot(name) if lose_hot else parked for name, parked in self.model.items()}
+        assert pool._housekeeping is not None
+        pool._housekeeping._stopping.set()
+        pool._housekeeping._thread.join()
+        pool._catalog.close()
+        pool._abandon()
+        if lose_hot and self.hot is not None:
+            shutil.rmtree(self.hot)
+        self._open()
+        found = set(self.pool.conversations())
+        self.model = {name: parked for name, parked in expected.items() if parked is not None}
+        assert found == set(self.model)
+
+    def _without_hot(self, name: str) -> Parked | None:
+        """What is left of a conversation if the hot files are lost."""
+        conversation = self.pool._ledger.conversations[name]
+        if not self.pool._writer._lacks(conversation.version):
+            return self.model[name]
+        if conversation.fallback is None:
+            assert name not in self.synced, "what was on the medium would be lost"
+            return None
+        return replace(self.versions[conversation.fallback.row.id], pinned=conversation.pinned)
+
+    def write(self) -> None:
+        """A batch of what the background writer does."""
+        if self.pool._hot is not None:
+            self.pool._writer._write_oldest()
+
+    def prefetch(self, name: str) -> None:
+        """Prefetch; where there was room, all is hot then."""
+        self.pool.prefetch(name).result(60)
+        assert self.pool.stats().evictions == self.pool._room.evictions
+
     def keep_house(self) -> None:
         """What housekeeping does several times a second."""
         self.pool._keep_spare()
@@ -283,6 +343,10 @@ class Mirror:
 
     def check(self) -> None:
         """Every count and every row against what it must be."""
+        conversations = self.pool._ledger.conversations
+        self.versions |= {conversations[name].version.row.id: replace(self.model[name]) for name in self.model}
+        self.synced |= {name for name in self.model if conversations[name].version.row.synced}
+        self.synced &= self.model.keys()
         assert set(self.pool.conversations()) == set(self.model)
         for name, parked in self.model.items():
             info = self.pool.info(name)
@@ -292,6 +356,10 @@ class Mirror:
 
 def check_pool(pool: mmkv.Pool, leased: list[Version]) -> None:
     """References are those of the extents, every number has one role, and the catalog and the files say the same."""
+    # A take may end a moment before what it brought is booked.
+    deadline = time.monotonic() + 10
+    while pool._hot is not None and pool._hot._fills and time.monotonic() < deadline:
+        time.sleep(0.001)
     # Housekeeping allocates ahead of need; not now.
     with pool._space._growing, pool._lock:
         _check(pool, leased)
@@ -313,6 +381,7 @@ def _check(pool: mmkv.Pool, leased: list[Version]) -> None:
         assert set(roles.values()) <= {1}, "a number has two roles"
         length = allocator.segment_length
         assert set(roles) == {n for s in allocator.segments for n in range(s * length, (s + 1) * length)}
+    _check_hot(pool)
     stats = pool.stats()
     assert stats.leases == sum(version.leases for version in versions.values())
     assert stats.allocated <= stats.capacity
@@ -322,6 +391,31 @@ def _check(pool: mmkv.Pool, leased: list[Version]) -> None:
         for file in space.files(kind):
             assert os.fstat(file.fd).st_blocks * 512 <= len(segments) * file.segment_bytes + 4096
             assert file.size >= (max(segments, default=-1) + 1) * file.segment_bytes
+
+
+def _check_hot(pool: mmkv.Pool) -> None:
+    hot = pool._hot
+    if hot is None:
+        return
+    listed = {(row.kind, row.number): (row.hot, row.dirty) for row in pool._catalog.residents()}
+    for kind in KINDS:
+        allocator, counts = hot.space.allocator(kind), hot.space.allocator(kind).counts
+        residents: dict[int, tuple[int, bool]] = {}
+        for dirty in (True, False):
+            numbers, places = hot.residents[kind].all_of(dirty=dirty)
+            residents |= {n: (h, dirty) for n, h in zip(numbers.tolist(), places.tolist(), strict=True)}
+        held = pool._space.allocator(kind).counts
+        assert all(held[number] > 0 for number in residents), "what nobody holds is resident"
+        rows = {number: row for (of, number), row in listed.items() if of == kind}
+        assert residents.items() <= rows.items(), "the catalog does not list what is resident"
+        stale = rows.keys() - residents.keys()
+        assert not any(number < len(held) and held[number] for number in stale), "it lists more than that"
+        references = Counter(place for place, _ in residents.values())
+        assert {n: int(counts[n]) for n in range(len(counts)) if counts[n]} == dict(references)
+        assert allocator.used + allocator.free == allocator.total
+        for file in hot.space.files(kind):
+            assert os.fstat(file.fd).st_blocks * 512 <= len(allocator.segments) * file.segment_bytes
+    assert hot.space.allocated_bytes <= hot.space.capacity
 
 
 def _extents(version: Version) -> list[int]:

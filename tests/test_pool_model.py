@@ -21,6 +21,7 @@ from tests.mirror import Mirror
 
 EXAMPLES = int(os.environ.get("MMKV_MODEL_EXAMPLES", "12"))
 CAPACITY = 4 << 20
+HOT_CAPACITY = 600_000
 
 names = st.sampled_from("abcdef")
 namespaces = st.sampled_from(["", "other"])
@@ -32,17 +33,25 @@ texts = st.lists(st.tuples(st.integers(0, 2), lengths), min_size=1, max_size=3).
 class PoolMachine(RuleBasedStateMachine):
     layout: mmkv.Layout
     base: Path
+    hot_base: Path | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="mmkv-model-", dir=self.base))
-        self.mirror = Mirror(self.directory / "pool", self.layout, CAPACITY)
+        self.hot: Path | None = None
+        if self.hot_base is not None:
+            self.hot = Path(tempfile.mkdtemp(prefix="mmkv-model-", dir=self.hot_base))
+        self.mirror = Mirror(
+            self.directory / "pool", self.layout, CAPACITY, self.hot, None if self.hot is None else HOT_CAPACITY
+        )
 
     def teardown(self) -> None:
         try:
             self.mirror.close()
         finally:
             shutil.rmtree(self.directory)
+            if self.hot is not None:
+                shutil.rmtree(self.hot, ignore_errors=True)
 
     def some(self, index: int) -> str:
         parked = sorted(self.mirror.model)
@@ -141,13 +150,27 @@ class PoolMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.mirror.reopen()
 
+    @rule(lose_hot=st.booleans())
+    def crash(self, lose_hot: bool) -> None:
+        self.mirror.crash(lose_hot=lose_hot)
+
+    @rule()
+    def write(self) -> None:
+        self.mirror.write()
+
+    @precondition(lambda self: self.mirror.model)
+    @rule(index=st.integers(0, 5))
+    def prefetch(self, index: int) -> None:
+        self.mirror.prefetch(self.some(index))
+
     @invariant()
     def everything_is_in_its_place(self) -> None:
         self.mirror.check()
 
 
-def _machine(layout: mmkv.Layout, base: str) -> type:
-    machine = type(f"PoolMachine_{layout.model}", (PoolMachine,), {"layout": layout, "base": Path(base)})
+def _machine(layout: mmkv.Layout, base: str, hot_base: str | None = None) -> type:
+    places = {"layout": layout, "base": Path(base), "hot_base": None if hot_base is None else Path(hot_base)}
+    machine = type(f"PoolMachine_{layout.model}", (PoolMachine,), places)
     case: type = machine.TestCase  # type: ignore[attr-defined]
     case.settings = settings(  # type: ignore[attr-defined]
         max_examples=EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
@@ -161,3 +184,5 @@ TestUniformInRam = _machine(UNIFORM, RAM)
 TestUniformOnDisk = _machine(UNIFORM, tempfile.gettempdir())
 TestHybridInRam = _machine(HYBRID, RAM)
 TestHybridOnDisk = _machine(HYBRID, tempfile.gettempdir())
+TestUniformInTwoTiers = _machine(UNIFORM, tempfile.gettempdir(), RAM)
+TestHybridInTwoTiers = _machine(HYBRID, tempfile.gettempdir(), RAM)
