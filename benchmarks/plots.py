@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.results import TARGETS
 
-__all__ = ["plot_pool_vs_ram", "plot_rotation"]
+__all__ = ["plot_pool_vs_ram", "plot_rotation", "plot_tiers"]
 
 _TAKE, _PARK = "#1f6fb4", "#f08c2e"
 _MET, _MISSED, _PLAIN = "#3a9d4f", "#d1462f", "#8a8f98"
@@ -86,7 +86,7 @@ def _draw_figures(axis: Any, figures: Mapping[str, Mapping[str, Any]]) -> None:
         if target.value is None:
             axis.text(0.02, row, f"{shown} (no target)", va="center", fontsize=9, color=_PLAIN)
             continue
-        better = value / target.value if target.bound == "at least" else target.value / max(value, 1e-9)
+        better = value / target.value if target.bound == "at least" else max(target.value, 1e-9) / max(value, 1e-9)
         met = bool(target.met(value))
         axis.barh(row, min(better, _MOST), 0.6, color=_MET if met else _MISSED)
         wanted = f"{target.bound} {target.value:g}"
@@ -98,6 +98,26 @@ def _draw_figures(axis: Any, figures: Mapping[str, Mapping[str, Any]]) -> None:
     axis.set_xlim(0, 1.45 * _MOST)
     axis.set_xticks([0, 1, _MOST], ["", "target", "twice as\ngood or more"])
     _clean(axis)
+
+
+def plot_tiers(data: Mapping[str, Any], path: Path) -> None:
+    """The figures of two tiers beside their targets, and when each layer of a take from the disk was there."""
+    figures = {name: figure for name, figure in data.get("figures", {}).items() if name in TARGETS}
+    lines = data.get("cold_lines")
+    columns = 2 if lines else 1
+    figure, axes = plt.subplots(
+        1, columns, figsize=(8.2 * columns, 1.9 + _ROW * len(figures)), squeeze=False, layout="constrained"
+    )  # fmt: skip
+    _draw_figures(axes[0, 0], figures)
+    if lines:
+        axis = axes[0, 1]
+        axis.step([0, *(1000 * second for second in lines)], range(len(lines) + 1), where="post", color=_TAKE)
+        axis.set_xlabel("milliseconds since the take began")
+        axis.set_ylabel("layers there")
+        axis.set_title("a take from the disk", loc="left", fontsize=10)
+        _clean(axis)
+    figure.suptitle(f"A disk behind RAM: conversations of {data['work']['bytes'] / 1e9:.1f} GB", fontweight="bold")
+    _save(figure, data, path)
 
 
 def plot_rotation(data: Mapping[str, Any], path: Path) -> None:

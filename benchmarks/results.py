@@ -62,6 +62,18 @@ TARGETS = {
     "tax_everything": Target("turn tax: page-locked RAM moving everything / mmkv", "at least", 2.0, "x"),
     "tax_new": Target("turn tax: page-locked RAM moving what is new / mmkv", "reported", None, "x"),
     "tax_swap": Target("turn tax: park and take / swap", "reported", None, "x"),
+    "tiers_wrong": Target("30 conversations, a third of them hot: takes with a wrong byte", "at most", 0),
+    "tiers_memory": Target("memory that the process took for them, files left out", "reported", None, "MB"),
+    "cold_take": Target("take from the disk / a plain O_DIRECT read", "at least", 0.9),
+    "cold_first_layer": Target("take from the disk: first layer / the whole", "at most", 1 / 12),
+    "hot_take": Target("take from the hot tier / from the disk", "reported", None, "x"),
+    "prefetched_take": Target("take of what was prefetched / from the disk", "reported", None, "x"),
+    "spill": Target("the writer, synced / a plain O_DIRECT write, synced", "at least", 0.9),
+    "park_beside_spill": Target("park while the writer writes / without", "at least", 0.9),
+    "take_beside_spill": Target("hot take while the writer writes / without", "at least", 0.9),
+    "reboot_lost": Target("conversations lost with the hot files, after a flush", "at most", 0),
+    "kvikio_take": Target("kvikio on tmpfs, take / page-locked RAM", "at least", 0.6),
+    "kvikio_park": Target("kvikio on tmpfs, park / page-locked RAM", "at least", 0.6),
 }
 
 
