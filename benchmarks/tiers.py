@@ -197,7 +197,7 @@ def prefetched(bench: Bench, pool: mmkv.Pool, names: list[str], cold: float) -> 
 
 def spills(bench: Bench) -> None:
     """From the commit of a park until it is synced on the disk, in turn with plain writes and their sync."""
-    with bench.pool(3, 1.5, bench.bytes) as pool:
+    with bench.pool(3, 3, bench.bytes) as pool:
         for _ in range(2):
             bench.park(pool, "new", bench.tokens)
             pool.flush()
@@ -218,11 +218,12 @@ def spills(bench: Bench) -> None:
 
 def beside_the_writer(bench: Bench) -> None:
     """Parks and hot takes while the writer is at work, in turn with such when there is nothing to write."""
-    with bench.pool(5, 3.3, bench.bytes) as pool:
-        for name in ("a", "b", "hot"):
+    with bench.pool(5, 4.4, bench.bytes) as pool:
+        # The second time round, the hot files have all the segments that it takes.
+        for name in ("hot", "a", "b", "a", "b", "a"):
             bench.park(pool, name, bench.tokens)
+            pool.flush()
         bench.take(pool, "hot", bench.tokens)
-        pool.flush()
         wait_until_locked(pool)
         parks: dict[bool, list[float]] = {False: [], True: []}
         takes: dict[bool, list[float]] = {False: [], True: []}

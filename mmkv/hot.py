@@ -86,7 +86,7 @@ class Hot:
         self.space = space
         self.between = Between(path, space)
         self.residents = {kind: Residents(path.allocator(kind), space.allocator(kind)) for kind in KINDS}
-        self.store = PosixStore(threads)
+        self.store = PosixStore(threads, disk=not path.medium.in_ram)
         self._lock = lock
         self._catalog = catalog
         self._path = path

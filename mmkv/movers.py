@@ -17,9 +17,6 @@ from mmkv.transfer import Transfer
 __all__ = ["Movers", "Share"]
 
 
-_DISK_THREADS = 8
-
-
 class Share(NamedTuple):
     """Layers of a transfer that one store moves."""
 
@@ -73,8 +70,7 @@ class Movers:
         self._choice = choice
         self._threads = threads
         self._opening = threading.Lock()
-        # A disk wants many requests at once, whose threads mostly sleep.
-        self._host: Store = PosixStore(threads if medium.in_ram else max(_DISK_THREADS, threads))
+        self._host: Store = PosixStore(threads, disk=not medium.in_ram)
         self._device: Store | None = None
 
     def shares(self, memory: SlotMemory, layers: Sequence[LayerCopies]) -> list[Share]:

@@ -72,8 +72,6 @@ __all__ = ["Pool"]
 _MAX_NAME = 512
 _STORES = ("auto", "mapped", "direct", "posix")
 _MAX_THREADS = 12
-# A disk wants many requests at once, whose threads mostly sleep.
-_MEDIUM_THREADS = 8
 _log = logging.getLogger("mmkv")
 
 
@@ -160,7 +158,7 @@ class Pool:
             self._space,
             opened.hot.space,
             self._ledger,
-            threads=max(_MEDIUM_THREADS, threads),
+            threads=threads,
             forget=movers.forget,
             grown=movers.prepare,
         )

@@ -26,7 +26,7 @@ from mmkv.transfer import Transfer
 __all__ = ["Writer"]
 
 _Numbers: TypeAlias = npt.NDArray[np.int64]
-_BATCH_BYTES, _GENTLE_BATCH_BYTES = 1 << 30, 128 << 20
+_BATCH_BYTES, _GENTLE_BATCH_BYTES = 256 << 20, 64 << 20
 _GENTLE_THREADS = 2
 # Syncs cost a flush of the medium's cache: many parks share one.
 _SYNC_SECONDS = 2.0

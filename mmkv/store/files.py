@@ -35,6 +35,11 @@ class PoolFile:
     unbuffered : bool
         Whether large reads and writes go past the page cache, where the file system lets them: on a disk.
 
+    Attributes
+    ----------
+    unbuffered : Unbuffered or None
+        The way past the page cache.
+
     Raises
     ------
     PoolCorrupt
@@ -43,7 +48,7 @@ class PoolFile:
         The process has too many files open.
     """
 
-    __slots__ = ("_sync_error", "_unbuffered", "fd", "identity", "path", "segment_bytes")
+    __slots__ = ("_sync_error", "fd", "identity", "path", "segment_bytes", "unbuffered")
 
     def __init__(
         self,
@@ -74,7 +79,7 @@ class PoolFile:
         self.segment_bytes = segment_bytes
         self._sync_error: str | None = None
         self.identity = (status.st_dev, status.st_ino)
-        self._unbuffered = Unbuffered(path, self.fd, readonly=readonly) if unbuffered else None
+        self.unbuffered = Unbuffered(path, self.fd, readonly=readonly) if unbuffered else None
 
     def __repr__(self) -> str:
         return f"PoolFile({str(self.path)!r}, segment_bytes={self.segment_bytes})"
@@ -159,7 +164,7 @@ class PoolFile:
     @property
     def buffered_reason(self) -> str | None:
         """Why reads and writes go through the page cache though they were to go past it; `None` if they do not."""
-        return None if self._unbuffered is None else self._unbuffered.reason
+        return None if self.unbuffered is None else self.unbuffered.reason
 
     def read(self, view: memoryview, offset: int) -> bool:
         """Fill `view` with the bytes at `offset`. Returns whether they went past the page cache.
@@ -170,9 +175,9 @@ class PoolFile:
             The file ends before.
         """
         done = 0
-        if self._unbuffered is not None and len(view) >= PAGE:
+        if self.unbuffered is not None and len(view) >= PAGE:
             try:
-                done = self._unbuffered.read(_address(view), len(view), offset)
+                done = self.unbuffered.read(_address(view), len(view), offset)
             except OSError as error:
                 raise MmkvError(f"cannot read {self.path} at {offset}: {error.strerror}") from error
         unbuffered = done > 0
@@ -197,9 +202,9 @@ class PoolFile:
             The file system has no room.
         """
         done = 0
-        if self._unbuffered is not None and len(view) >= PAGE:
+        if self.unbuffered is not None and len(view) >= PAGE:
             try:
-                done = self._unbuffered.write(_address(view), len(view), offset)
+                done = self.unbuffered.write(_address(view), len(view), offset)
             except OSError as error:
                 raise self._write_error(error, offset) from error
         unbuffered = done > 0
@@ -237,8 +242,8 @@ class PoolFile:
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
-        if self._unbuffered is not None:
-            self._unbuffered.close()
+        if self.unbuffered is not None:
+            self.unbuffered.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

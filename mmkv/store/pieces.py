@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mmkv.sizes import round_up
 from mmkv.store.contract import Copy, Gate, LayerCopies
 
 __all__ = ["Batch", "Piece", "Scatter", "read_batches", "write_batches"]
@@ -48,7 +49,7 @@ class _Cutter:
     """Cuts copies into pieces of at most `piece_bytes`. Copies that share their arrays of offsets are cut alike."""
 
     def __init__(self, piece_bytes: int) -> None:
-        self._piece_bytes = piece_bytes
+        self.piece_bytes = piece_bytes
         self._known: dict[tuple[int, int, int], list[_Cut]] = {}
 
     def pieces(self, layer: LayerCopies) -> Iterator[Piece]:
@@ -67,7 +68,7 @@ class _Cutter:
             return
         order = np.argsort(copy.file_offsets, kind="stable")
         in_file, in_buffer, sizes = copy.file_offsets[order], copy.buffer_offsets[order], copy.sizes[order]
-        short = sizes * _SHORT < self._piece_bytes
+        short = sizes * _SHORT < self.piece_bytes
         joins = np.zeros(len(sizes), dtype=bool)
         joins[1:] = (in_file[1:] == in_file[:-1] + sizes[:-1]) & short[1:] & short[:-1]
         if not joins.any():
@@ -79,7 +80,7 @@ class _Cutter:
         for head, tail in zip(heads, [*heads[1:], len(sizes)], strict=True):
             start = head
             while start < tail:
-                full = int(np.searchsorted(ends, ends[start] - sizes[start] + self._piece_bytes, side="right"))
+                full = int(np.searchsorted(ends, ends[start] - sizes[start] + self.piece_bytes, side="right"))
                 stop = max(start + 1, min(tail, full, start + _MOST_PARTS))
                 file_offset, buffer_offset = int(in_file[start]), int(in_buffer[start])
                 size = int(ends[stop - 1] - ends[start] + sizes[start])
@@ -91,14 +92,31 @@ class _Cutter:
                 start = stop
 
     def _cut_run(self, file_offset: int, buffer_offset: int, size: int) -> Iterator[_Cut]:
-        for start in range(0, size, self._piece_bytes):
-            yield file_offset + start, buffer_offset + start, min(self._piece_bytes, size - start), None
+        for start in range(0, size, self.piece_bytes):
+            yield file_offset + start, buffer_offset + start, min(self.piece_bytes, size - start), None
 
 
-def read_batches(layers: Sequence[LayerCopies], piece_bytes: int, gate: Gate | None = None) -> Iterator[Batch]:
-    """Batches of about `piece_bytes`, layer after layer, so that the first layer comes first; each past its gate."""
-    cutter = _Cutter(piece_bytes)
-    for layer in layers:
+def read_batches(
+    layers: Sequence[LayerCopies],
+    piece_bytes: int,
+    gate: Gate | None = None,
+    *,
+    lanes: int = 1,
+    least: int | None = None,
+) -> Iterator[Batch]:
+    """Batches of about `piece_bytes`, layer after layer, so that the first layer comes first; each past its gate.
+
+    Where the lanes share what limits them, `least` lets the first layer have all of it: that one is cut into a piece
+    for each of the `lanes`, of `least` bytes at least.
+    """
+    whole = piece_bytes
+    cutter = _Cutter(whole)
+    for index, layer in enumerate(layers):
+        piece_bytes = whole
+        if least is not None and index == 0:
+            piece_bytes = min(whole, max(least, round_up(layer.bytes // lanes, least)))
+        if piece_bytes != cutter.piece_bytes:
+            cutter = _Cutter(piece_bytes)
         if gate is not None:
             event = gate(layer.layer)
             if event is not None:

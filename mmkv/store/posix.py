@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["PosixStore"]
 
 _PIECE_BYTES = 8 << 20
+# A disk wants many requests at once, whose threads mostly sleep. With larger ones, the first layer would share the
+# disk with so many others that it comes late.
+_DISK_THREADS, _DISK_PIECE_BYTES, _DISK_LEAST_BYTES = 16, 4 << 20, 1 << 20
 
 
 class PosixStore(Store):
@@ -29,12 +32,16 @@ class PosixStore(Store):
     ----------
     threads : int
         How many threads copy at once in one transfer.
+    disk : bool
+        Whether the files lie on a disk.
     """
 
     path = "posix"
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, threads: int, *, disk: bool = False) -> None:
+        self._threads = max(threads, _DISK_THREADS) if disk else threads
+        self._piece_bytes = _DISK_PIECE_BYTES if disk else _PIECE_BYTES
+        self._least = _DISK_LEAST_BYTES if disk else None
         self._lanes = Lanes("mmkv-posix")
 
     def read(
@@ -45,12 +52,12 @@ class PosixStore(Store):
         gate: Gate | None = None,
     ) -> None:
         """Copy from files into buffers; see `Store.read`."""
-        batches = read_batches(layers, _PIECE_BYTES, gate)
+        batches = read_batches(layers, self._piece_bytes, gate, lanes=self._threads, least=self._least)
         drain(self._lanes, layers, batches, read_piece, progress, threads=self._threads, after=after)
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:
         """Copy from buffers into files; see `Store.write`."""
-        batches = write_batches(layers, _PIECE_BYTES)
+        batches = write_batches(layers, self._piece_bytes)
         drain(self._lanes, layers, batches, write_piece, progress, threads=self._threads, after=after)
 
     def prepare(self, files: Sequence[PoolFile], segments: Sequence[int]) -> None:
@@ -71,16 +78,18 @@ class PosixStore(Store):
 def read_piece(piece: Piece) -> str:
     """Read a piece into its buffer, or raise what went wrong. Returns the path that it took."""
     if piece.scatter is not None:
-        read_scattered(piece, piece.scatter)
-        return "posix"
-    view = piece.copy.buffer.host_view(piece.buffer_offset, piece.size)
-    return "posix-direct" if piece.copy.file.read(view, piece.file_offset) else "posix"
+        unbuffered = read_scattered(piece, piece.scatter)
+    else:
+        view = piece.copy.buffer.host_view(piece.buffer_offset, piece.size)
+        unbuffered = piece.copy.file.read(view, piece.file_offset)
+    return "posix-direct" if unbuffered else "posix"
 
 
 def write_piece(piece: Piece) -> str:
     """Write a piece into its file, or raise what went wrong. Returns the path that it took."""
     if piece.scatter is not None:
-        write_gathered(piece, piece.scatter)
-        return "posix"
-    view = piece.copy.buffer.host_view(piece.buffer_offset, piece.size)
-    return "posix-direct" if piece.copy.file.write(view, piece.file_offset) else "posix"
+        unbuffered = write_gathered(piece, piece.scatter)
+    else:
+        view = piece.copy.buffer.host_view(piece.buffer_offset, piece.size)
+        unbuffered = piece.copy.file.write(view, piece.file_offset)
+    return "posix-direct" if unbuffered else "posix"

@@ -37,13 +37,18 @@ class Unbuffered:
         Its descriptor for reads and writes through the page cache.
     readonly : bool
         Whether to open it for reading only.
+
+    Attributes
+    ----------
+    fd : int
+        The descriptor; -1 where there is none, or none any more.
     """
 
-    __slots__ = ("_fd", "reason")
+    __slots__ = ("fd", "reason")
 
     def __init__(self, path: Path, fd: int, *, readonly: bool) -> None:
         self.reason: str | None = None
-        self._fd = -1
+        self.fd = -1
         flags = (os.O_RDONLY if readonly else os.O_RDWR) | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             opened = os.open(path, flags)
@@ -51,7 +56,7 @@ class Unbuffered:
             self.reason = f"{path} does not open with O_DIRECT: {error.strerror}"
             return
         if os.path.sameopenfile(opened, fd):
-            self._fd = opened
+            self.fd = opened
         else:
             os.close(opened)
             self.reason = f"{path} was replaced while it is open"
@@ -65,7 +70,7 @@ class Unbuffered:
             The medium failed.
         """
         done = 0
-        while done < size and self._fd >= 0:
+        while done < size and self.fd >= 0:
             apart = (address + done) % PAGE or (offset + done) % PAGE or size - done < PAGE
             if apart:
                 got = self._read_apart(address + done, size - done, offset + done)
@@ -85,7 +90,7 @@ class Unbuffered:
             The medium failed.
         """
         done, whole = 0, size // PAGE * PAGE
-        while done < whole and self._fd >= 0 and (offset + done) % PAGE == 0:
+        while done < whole and self.fd >= 0 and (offset + done) % PAGE == 0:
             if (address + done) % PAGE:
                 part = min(whole - done, _BOUNCE_BYTES)
                 bounce = _bounce()
@@ -115,17 +120,21 @@ class Unbuffered:
     def _call(self, call: Callable[..., int], address: int, size: int, offset: int) -> int:
         view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
         try:
-            return call(self._fd, [view], offset)
+            return call(self.fd, [view], offset)
         except OSError as error:
-            if error.errno not in _UNABLE:
-                raise
-            self.reason = f"the file system refuses reads or writes with O_DIRECT: {error.strerror}"
-            self.close()
+            self.refuse(error)
             return 0
+
+    def refuse(self, error: OSError) -> None:
+        """Leave everything to the page cache from now on, if that is what an error asks for; else raise it."""
+        if error.errno not in _UNABLE:
+            raise error
+        self.reason = f"the file system refuses reads or writes with O_DIRECT: {error.strerror}"
+        self.close()
 
     def close(self) -> None:
         """Close the descriptor. A second call does nothing."""
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
 from mmkv.store.pieces import Piece, Scatter
+from mmkv.store.unbuffered import PAGE
 
 __all__ = ["read_scattered", "write_gathered"]
 
@@ -23,8 +24,8 @@ for _call in (_libc.preadv, _libc.pwritev):
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def read_scattered(piece: Piece, scatter: Scatter) -> None:
-    """Read a piece into its places in a host buffer.
+def read_scattered(piece: Piece, scatter: Scatter) -> bool:
+    """Read a piece into its places in a host buffer. Returns whether that went past the page cache.
 
     Raises
     ------
@@ -33,17 +34,18 @@ def read_scattered(piece: Piece, scatter: Scatter) -> None:
     """
     file = piece.copy.file
     try:
-        left = _move_all(_libc.preadv, piece, scatter)
+        left, unbuffered = _move_all(_libc.preadv, piece, scatter)
     except OSError as error:
         raise MmkvError(f"cannot read {file.path} at {piece.file_offset}: {error.strerror}") from error
     if left:
         raise PoolCorrupt(
             f"{file.path} ends at {file.size} bytes, before {piece.file_offset + piece.size}: it was truncated"
         )
+    return unbuffered
 
 
-def write_gathered(piece: Piece, scatter: Scatter) -> None:
-    """Write a piece from its places in a host buffer.
+def write_gathered(piece: Piece, scatter: Scatter) -> bool:
+    """Write a piece from its places in a host buffer. Returns whether that went past the page cache.
 
     Raises
     ------
@@ -52,33 +54,50 @@ def write_gathered(piece: Piece, scatter: Scatter) -> None:
     """
     file = piece.copy.file
     try:
-        left = _move_all(_libc.pwritev, piece, scatter)
+        left, unbuffered = _move_all(_libc.pwritev, piece, scatter)
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise PoolFull(f"no room on the file system of {file.path} ({error.strerror})") from error
         raise MmkvError(f"cannot write {file.path} at {piece.file_offset}: {error.strerror}") from error
     if left:
         raise MmkvError(f"{file.path} takes no more bytes at {piece.file_offset + piece.size - left}")
+    return unbuffered
 
 
-def _move_all(call: Callable[..., Any], piece: Piece, scatter: Scatter) -> int:
-    """Call until all bytes have moved, or none does any more. Returns how many have not."""
+def _move_all(call: Callable[..., Any], piece: Piece, scatter: Scatter) -> tuple[int, bool]:
+    """Call until all bytes have moved, or none does any more.
+
+    Returns
+    -------
+    tuple of int and bool
+        How many have not; whether the others went past the page cache.
+    """
     places = np.empty((len(scatter.sizes), 2), dtype=np.int64)
     places[:, 0] = scatter.buffer_offsets + piece.copy.buffer.address
     places[:, 1] = scatter.sizes
+    file = piece.copy.file
+    way = file.unbuffered
+    whole_pages = not (places % PAGE).any() and piece.file_offset % PAGE == 0
     done = 0
     while done < piece.size:
-        moved = call(piece.copy.file.fd, places.ctypes.data, len(places), piece.file_offset + done)
+        fd = way.fd if way is not None and whole_pages else -1
+        moved = call(file.fd if fd < 0 else fd, places.ctypes.data, len(places), piece.file_offset + done)
         if moved < 0:
             code = ctypes.get_errno()
             if code == errno.EINTR:
                 continue
-            raise OSError(code, os.strerror(code))
+            error = OSError(code, os.strerror(code))
+            if fd < 0 or way is None:
+                raise error
+            way.refuse(error)
+            continue
         if moved == 0:
             break
         done += moved
+        # A short one may end within a page.
+        whole_pages = whole_pages and moved % PAGE == 0
         places = _behind(places, moved)
-    return piece.size - done
+    return piece.size - done, whole_pages and way is not None and way.fd >= 0
 
 
 def _behind(places: np.ndarray[Any, np.dtype[np.int64]], moved: int) -> np.ndarray[Any, np.dtype[np.int64]]:
