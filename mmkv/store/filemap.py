@@ -48,5 +48,11 @@ def map_file(file: PoolFile, size: int) -> Buffer:
     for advice in (_DONTFORK, _HUGEPAGE):
         _libc.madvise(base, size, advice)
     owner = _Map()
-    weakref.finalize(owner, _libc.munmap, base, size)
+    weakref.finalize(owner, _unmap, base, size, os.getpid())
     return Buffer(int(base), size, (size,), "uint8", None, True, owner)
+
+
+def _unmap(base: int, size: int, pid: int) -> None:
+    # A forked child does not have the map: what lies at its place there is somebody else's.
+    if os.getpid() == pid:
+        _libc.munmap(base, size)
