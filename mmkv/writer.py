@@ -67,7 +67,7 @@ class Writer:
         self._deadline = deadline
         self._changed = threading.Condition(lock)
         self._gentle = PosixStore(_GENTLE_THREADS)
-        self._writing: dict[Kind, set[int]] = {kind: set() for kind in KINDS}
+        self._writing: dict[Kind, dict[int, Transfer]] = {kind: {} for kind in KINDS}
         self._stopping = False
         self._synced_at = 0.0
         self.error: str | None = None
@@ -117,30 +117,24 @@ class Writer:
         transfer.result()
 
     def _write_some(self, numbers: Mapping[Kind, _Numbers], most: int) -> Transfer | None:
-        """Begin to write some of what the path lacks; `None` if it lacks nothing. Waits for others' writes of them."""
+        """Begin to write some of what the path lacks, or give another's write of it; `None` if it lacks nothing."""
         with self._changed:
-            while True:
-                pairs, others = self._lacking(numbers, most)
-                if any(len(pairs[kind]) for kind in KINDS):
-                    return self._begin(pairs, partial(self._mark_clean, pairs))
-                if not others:
-                    return None
-                self._changed.wait()
+            pairs, other = self._lacking(numbers, most)
+            if any(len(pairs[kind]) for kind in KINDS):
+                return self._begin(pairs, partial(self._mark_clean, pairs))
+            return other
 
     def _begin(self, pairs: Mapping[Kind, Pairs], finish: Callable[[], None]) -> Transfer:
         """Begin to write pairs, which are held from here on until the hardware is done with them."""
         hot = self._hot
         assert hot is not None
         size = hot.between.bytes(pairs)
-        for kind in KINDS:
-            self._writing[kind].update(pairs[kind].numbers.tolist())
-            self._path.allocator(kind).hold(number_extents(pairs[kind].numbers))
-            hot.hold(kind, pairs[kind].hot)
 
         def release(transfer: Transfer) -> None:
             with self._changed:
                 for kind in KINDS:
-                    self._writing[kind].difference_update(pairs[kind].numbers.tolist())
+                    for number in pairs[kind].numbers.tolist():
+                        del self._writing[kind][number]
                     hot.release(kind, pairs[kind].hot)
                     self._path.allocator(kind).release(number_extents(pairs[kind].numbers))
                 if not transfer.stopped:
@@ -158,27 +152,32 @@ class Writer:
             finish=finish,
             release=release,
         )
+        for kind in KINDS:
+            self._writing[kind].update(dict.fromkeys(pairs[kind].numbers.tolist(), transfer))
+            self._path.allocator(kind).hold(number_extents(pairs[kind].numbers))
+            hot.hold(kind, pairs[kind].hot)
         self._traffic.enter(transfer, size, lambda: None)
         transfer.begin()
         store = self._gentle if self._traffic.moves_slots else hot.store
         store.write(hot.between.copies(pairs), transfer)
         return transfer
 
-    def _lacking(self, numbers: Mapping[Kind, _Numbers], most: int) -> tuple[dict[Kind, Pairs], bool]:
-        """What the path lacks of `numbers`, up to `most` bytes, and whether others are writing some of it."""
+    def _lacking(self, numbers: Mapping[Kind, _Numbers], most: int) -> tuple[dict[Kind, Pairs], Transfer | None]:
+        """What the path lacks of `numbers` and nobody writes, up to `most` bytes, and a write of others of them."""
         hot = self._hot
         assert hot is not None
         pairs: dict[Kind, Pairs] = {}
-        others = False
+        other = None
         for kind in KINDS:
             residents = hot.residents[kind]
             dirty = np.unique(numbers[kind][residents.is_dirty(numbers[kind])])
-            free = np.array([number not in self._writing[kind] for number in dirty.tolist()], dtype=bool)
-            others = others or not free.all()
+            writes = [self._writing[kind].get(number) for number in dirty.tolist()]
+            free = np.array([write is None for write in writes], dtype=bool)
+            other = other or next((write for write in writes if write is not None), None)
             count = max(1, most // max(1, hot.space.number_bytes(kind)))
             mine = dirty[free][:count]
             pairs[kind] = Pairs(mine, residents.places(mine))
-        return pairs, others
+        return pairs, other
 
     def _mark_clean(self, pairs: Mapping[Kind, Pairs]) -> None:
         assert self._hot is not None
