@@ -49,7 +49,7 @@ class Between:
         self._path = path
         self._hot = hot
         self._maps = {
-            file: map_file(file, max(1, hot.capacity // hot.segment_bytes(kind)) * file.segment_bytes)
+            file: map_file(file, _most_segments(hot, kind) * file.segment_bytes)
             for kind in KINDS
             for file in hot.files(kind)
         }
@@ -93,6 +93,11 @@ class Between:
     def close(self) -> None:
         """Unmap the files."""
         self._maps.clear()
+
+
+def _most_segments(hot: Space, kind: Kind) -> int:
+    """Where the segments of a tier end that it has, from a larger capacity perhaps, or may come to have."""
+    return max(1, hot.capacity // hot.segment_bytes(kind), max(hot.allocator(kind).segments, default=0) + 1)
 
 
 def _runs(pairs: Pairs, path_segment: int, hot_segment: int) -> tuple[_Numbers, _Numbers]:
