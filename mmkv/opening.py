@@ -16,7 +16,7 @@ from mmkv.layout import Layout
 from mmkv.ledger import Ledger
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
-from mmkv.warming import OpenedHot, forget_hot, is_whole, open_hot, stored_hot
+from mmkv.warming import OpenedHot, forget_hot, give_up_hot, is_whole, open_hot, stored_hot
 
 __all__ = ["Opened", "forget_stored_hot", "hot_of", "load_ledger", "open_owner", "open_reader", "stored_capacity"]
 
@@ -106,7 +106,7 @@ def open_owner(
             for made in {path, file.parent}:
                 directory.sync_directory(made)
         _settle_other_boots(catalog, boot_id())
-        opened_hot = _open_hot(hot, description, catalog, space.min_free_ram)
+        opened_hot = _open_hot(hot, path, description, catalog, space.min_free_ram)
         if opened_hot is not None:
             undo.callback(opened_hot.close)
         ledger = load_ledger(catalog, space)
@@ -120,13 +120,17 @@ def open_owner(
 
 
 def _open_hot(
-    hot: tuple[Path | None, int | None], description: directory.Description, catalog: Catalog, min_free_ram: int
+    hot: tuple[Path | None, int | None],
+    path: Path,
+    description: directory.Description,
+    catalog: Catalog,
+    min_free_ram: int,
 ) -> OpenedHot | None:
     where, capacity = hot
     stored = stored_hot(catalog)
     if where is None and stored is not None:
         # The catalog may be somebody else's: no directory is made, or cleared, because it names one.
-        if is_whole(stored[0], description):
+        if is_whole(stored[0], path, description):
             where = stored[0]
         else:
             _log.warning(
@@ -141,7 +145,7 @@ def _open_hot(
         return None
     if capacity is None:
         raise ValueError(f"the hot tier at {where} needs a limit: give hot_capacity=")
-    return open_hot(where, capacity, description, catalog, min_free_ram=min_free_ram)
+    return open_hot(where, capacity, path, description, catalog, min_free_ram=min_free_ram)
 
 
 def hot_of(path: Path, elsewhere: Path | None) -> Path | None:
@@ -163,9 +167,10 @@ def forget_stored_hot(path: Path, elsewhere: Path | None) -> None:
     """Let the pool at `path`, which is closed and has all its bytes there, have no hot tier any more."""
     lock = directory.OwnerLock(path)
     try:
-        catalog = Catalog(directory.catalog_file(path, directory.read_description(path), elsewhere))
+        description = directory.read_description(path)
+        catalog = Catalog(directory.catalog_file(path, description, elsewhere))
         try:
-            forget_hot(catalog)
+            give_up_hot(path, description, catalog)
         finally:
             catalog.close()
     finally:

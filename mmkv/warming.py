@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -18,11 +19,12 @@ from mmkv.geometry import Geometry, choose_geometry
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
 
-__all__ = ["OpenedHot", "close_hot", "forget_hot", "is_whole", "open_hot", "stored_hot"]
+__all__ = ["OpenedHot", "close_hot", "forget_hot", "give_up_hot", "is_whole", "open_hot", "stored_hot"]
 
 _NAME = "hot.json"
 _NAMES = frozenset({_NAME, "layers", "lock"})
 _MAX_BYTES = 1 << 16
+_LEAST_BYTES = 2048
 _log = logging.getLogger("mmkv")
 
 
@@ -34,9 +36,12 @@ class OpenedHot:
     ----------
     residents : list of Resident
         What the catalog lists in it; nothing where it was made anew.
+    pool : Path
+        The directory of its pool.
     """
 
     path: Path
+    pool: Path
     medium: Medium
     space: Space
     lock: directory.OwnerLock
@@ -51,9 +56,19 @@ class OpenedHot:
 
 @dataclass(frozen=True)
 class _Claim:
-    """What `hot.json` says: of which pool the files are, and of which of its openings."""
+    """What `hot.json` says: of which pool the files are, and of which of its openings.
+
+    Attributes
+    ----------
+    origin : list of int
+        What tells the pool's `pool.json` from a copy of it.
+    place : list of int
+        What tells the hot directory from a copy of it.
+    """
 
     uuid: str
+    origin: list[Any]
+    place: list[Any]
     generation: int
     boot: str
     dirty: bool
@@ -77,17 +92,17 @@ def stored_hot(catalog: Catalog) -> tuple[Path, int] | None:
     raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its hot tier is {value!r}")
 
 
-def is_whole(path: Path, description: directory.Description) -> bool:
+def is_whole(path: Path, pool: Path, description: directory.Description) -> bool:
     """Whether a directory is the hot tier of a pool, as that one says itself, and nobody else's to write."""
     claim = _read_claim(path)
-    if claim is None or claim.uuid != description.uuid:
+    if claim is None or not _is_of(claim, pool, description):
         return False
     status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def open_hot(
-    path: Path, capacity: int, description: directory.Description, catalog: Catalog, *, min_free_ram: int
+    path: Path, capacity: int, pool: Path, description: directory.Description, catalog: Catalog, *, min_free_ram: int
 ) -> OpenedHot:
     """Open the hot tier of a pool, or make it anew where what is there is not what the catalog knows.
 
@@ -103,24 +118,28 @@ def open_hot(
     PoolFull
         There is no room for it.
     """
-    directory.prepare(path, create=True)
     medium = medium_of(path)
     if not medium.in_ram:
         raise ValueError(f"hot={str(path)!r} lies on {medium.fs_type}, not in RAM: use a directory on tmpfs")
     if medium.fs_type == "hugetlbfs":
         raise ValueError(f"hot={str(path)!r} lies on hugetlbfs, which has no system calls to write with: use tmpfs")
+    if path.resolve() == pool.resolve():
+        raise ValueError(f"hot={str(path)!r} is the directory of the pool itself: use one of its own")
+    directory.prepare(path, create=True)
     with contextlib.ExitStack() as undo:
         lock = directory.OwnerLock(path)
         undo.callback(lock.release)
         claim = _read_claim(path)
-        _require_free(path, claim, description)
+        _require_free(path, claim, pool, description)
         generations = _stored_generations(catalog)
-        space = _reopened(path, claim, generations, capacity, description, catalog, medium, min_free_ram)
+        space = None
+        if claim is not None and _is_of(claim, pool, description) and claim.place == _place(path):
+            space = _reopened(path, claim, generations, capacity, description, catalog, medium, min_free_ram)
         residents = catalog.residents() if space is not None else []
         if space is None:
+            geometry = choose_geometry(description.layout, capacity)
             forget_hot(catalog)
             _clear(path)
-            geometry = choose_geometry(description.layout, capacity)
             try:
                 space = Space(
                     path, geometry, catalog, medium, capacity=capacity, min_free_ram=min_free_ram, create=True, tier=1
@@ -129,7 +148,7 @@ def open_hot(
                 raise PoolFull(f"cannot make the hot tier at {path}: {error.strerror}") from error
         undo.callback(space.close)
         space.trim()
-        opened = OpenedHot(path, medium, space, lock, residents, max(generations))
+        opened = OpenedHot(path, pool, medium, space, lock, residents, max(generations))
         _claim(opened, description, catalog, dirty=True)
         catalog.set_property("hot", {"path": str(path), "capacity": capacity})
         undo.pop_all()
@@ -139,6 +158,18 @@ def open_hot(
 def close_hot(opened: OpenedHot, description: directory.Description, catalog: Catalog, *, dirty: bool) -> None:
     """Leave the hot tier for the next opening: a copy of its files that was made meanwhile is of no use then."""
     _claim(opened, description, catalog, dirty=dirty)
+
+
+def give_up_hot(pool: Path, description: directory.Description, catalog: Catalog) -> None:
+    """Forget the hot tier of a pool, all of which is at the path, and give back the RAM that its files take."""
+    stored = stored_hot(catalog)
+    forget_hot(catalog)
+    if stored is not None and is_whole(stored[0], pool, description):
+        lock = directory.OwnerLock(stored[0])
+        try:
+            _clear(stored[0])
+        finally:
+            lock.release()
 
 
 def forget_hot(catalog: Catalog) -> None:
@@ -164,7 +195,7 @@ def forget_hot(catalog: Catalog) -> None:
 
 def _reopened(
     path: Path,
-    claim: _Claim | None,
+    claim: _Claim,
     generations: list[int],
     capacity: int,
     description: directory.Description,
@@ -174,7 +205,7 @@ def _reopened(
 ) -> Space | None:
     """The files as the catalog knows them, or `None` if they are not."""
     stored = stored_hot(catalog)
-    if claim is None or stored is None or (claim.uuid, claim.boot) != (description.uuid, boot_id()):
+    if stored is None or claim.boot != boot_id():
         return None
     if claim.generation not in generations or stored[0] != path:
         return None
@@ -195,12 +226,31 @@ def _stored_generations(catalog: Catalog) -> list[int]:
     return numbers
 
 
-def _require_free(path: Path, claim: _Claim | None, description: directory.Description) -> None:
+def _origin(pool: Path) -> list[int]:
+    """What tells a `pool.json`, which is written once, from a copy of it. No device: that of a share changes."""
+    status = (pool / "pool.json").stat()
+    return [status.st_ino, status.st_mtime_ns]
+
+
+def _place(path: Path) -> list[int]:
+    """What tells a directory in RAM from a copy of it."""
+    status = path.stat()
+    return [status.st_dev, status.st_ino]
+
+
+def _is_of(claim: _Claim, pool: Path, description: directory.Description) -> bool:
+    return claim.uuid == description.uuid and claim.origin == _origin(pool)
+
+
+def _require_free(path: Path, claim: _Claim | None, pool: Path, description: directory.Description) -> None:
     names = {entry.name for entry in path.iterdir()}
     foreign = sorted(name for name in names - _NAMES if not name.startswith(_NAME))
     if foreign:
         raise ValueError(f"{path} holds {foreign[0]!r}, which is not of a hot tier: choose an empty directory")
-    if claim is not None and claim.uuid != description.uuid and claim.dirty and claim.boot == boot_id():
+    if claim is None or _is_of(claim, pool, description):
+        return
+    # A copy of a hot tier has nothing that the one that it was copied from has not.
+    if claim.dirty and claim.boot == boot_id() and claim.place == _place(path):
         raise ValueError(
             f"{path} is the hot tier of another pool ({claim.uuid}), which was not closed: open that pool first, "
             "or empty the directory to give up what it had not written to its path"
@@ -213,21 +263,35 @@ def _claim(opened: OpenedHot, description: directory.Description, catalog: Catal
     opened.generation += 1
     value = {
         "uuid": description.uuid,
+        "origin": _origin(opened.pool),
+        "place": _place(opened.path),
         "generation": opened.generation,
         "boot": boot_id(),
         "dirty": dirty,
         "sizes": opened.space.geometry.to_json(),
     }
-    partial = opened.path / f"{_NAME}.{os.getpid()}"
     try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        partial.rename(opened.path / _NAME)
+        _write_claim(opened.path, json.dumps(value).encode().ljust(_LEAST_BYTES))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise PoolFull(f"cannot write {opened.path / _NAME}: {error.strerror}") from error
     catalog.set_property("hot_generations", [opened.generation])
+
+
+def _write_claim(path: Path, text: bytes) -> None:
+    """Replace `hot.json`; where segments have filled the file system, write over it: it is within one page."""
+    partial = path / f"{_NAME}.{os.getpid()}"
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(text)
+        partial.rename(path / _NAME)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (path / _NAME).exists():
+            raise
+        fd = os.open(path / _NAME, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with os.fdopen(fd, "wb") as file:
+            file.write(text)
 
 
 def _read_claim(path: Path) -> _Claim | None:
@@ -247,12 +311,14 @@ def _read_claim(path: Path) -> _Claim | None:
     match value:
         case {
             "uuid": str(uuid),
+            "origin": list(origin),
+            "place": list(place),
             "generation": int(generation),
             "boot": str(boot),
             "dirty": bool(dirty),
             "sizes": dict(sizes),
         }:
-            return _Claim(uuid, generation, boot, dirty, sizes)
+            return _Claim(uuid, origin, place, generation, boot, dirty, sizes)
     return None
 
 
