@@ -87,7 +87,7 @@ class Park:
         self.stop = round_up(len(ids), space.geometry.layout.granule)
         geometry = space.geometry
         with lock:
-            space.require_whole()
+            self._require_whole()
             former = self._former()
             self.delta, common = self._difference(former, ids, share=share)
             checkpoints = former.version.row.checkpoints if former else ()
@@ -208,6 +208,11 @@ class Park:
             hot_record=hot_record,
         )
 
+    def _require_whole(self) -> None:
+        self._space.require_whole()
+        if self._hot is not None:
+            self._hot.space.require_whole()
+
     def _former(self) -> Conversation | None:
         former = self._ledger.conversations.get(self._name)
         if former is not None and former.namespace != self._namespace:
@@ -302,7 +307,7 @@ class Park:
                     {"blocks": block_numbers(self._kept.extents), "checkpoints": block_numbers(self._kept.records)}
                 )
             self._space.sync()
-        self._space.require_whole()
+        self._require_whole()
         with self._lock:
             if self._revoked:
                 raise TransferCancelled(f"{self._name!r} was dropped while it was being parked")

@@ -246,12 +246,16 @@ class Space:
         ------
         PoolFull
             The file system has no room.
+        PoolCorrupt
+            A file was truncated or deleted.
         """
         with self._growing:
             with lock:
                 # Another thread may have grown meanwhile.
                 if not self.may_grow(kind):
                     return None
+                # A file that was cut would grow again, with zeros for what was lost.
+                self.require_whole()
                 segment = self.allocator(kind).next_segment()
             files = self.files(kind)
             self._allocate(files, segment)
