@@ -73,7 +73,9 @@ class Residents:
     def evictable(self) -> _Numbers:
         """The residents that could go at no cost: the path has their bytes, and nobody else holds their hot numbers."""
         clean = np.flatnonzero((self._place >= 0) & ~self._dirty)
-        alone: _Numbers = clean[self._hot.counts[self._place[clean]] == 1]
+        places = self._place[clean]
+        counts = self._hot.counts
+        alone: _Numbers = clean[np.bincount(places, minlength=len(counts))[places] == counts[places]]
         return alone
 
     @property
