@@ -22,43 +22,46 @@ class Fill:
 
     Parameters
     ----------
-    what : str
-        What is brought, for errors.
+    transfer : Transfer
+        Hears of it as a store would tell; who asked for it ahead of need may cancel it.
     layers : int
         How many layers the layout has.
     finish : callable
         Makes what arrived resident, once all layers are there.
     release : callable
         Lets go of what the fill holds, after `finish` or an error.
-    prefetch : Transfer, optional
-        Who asked for it ahead of need, hears of it as a store would tell, and may cancel it. Without one, the fill is
-        urgent.
+    urgent : bool
+        Whether a take waits for it: it then yields to nobody and ends well or with an error.
     """
 
     def __init__(
         self,
-        what: str,
+        transfer: Transfer,
         layers: int,
         *,
         finish: Callable[[Fill], None],
         release: Callable[[Fill], None],
-        prefetch: Transfer | None = None,
+        urgent: bool,
     ) -> None:
-        self.what = what
+        self.what = transfer.what
         self.bytes = 0
         self.path = ""
-        self.urgent = prefetch is None
-        self._prefetch = prefetch
+        self.urgent = urgent
+        self._transfer = transfer
         self._finish = finish
         self._release = release
         self._changed = threading.Condition()
         self._landed = [False] * layers
         self._error: Exception | None = None
-        self._ended = False
 
-    def hurry(self) -> None:
-        """A take waits for it from now on: it yields to nobody, and cannot be cancelled."""
-        self.urgent = True
+    def hurry(self) -> bool:
+        """A take waits for it from now on. Returns `False` where it has failed or was cancelled already."""
+        with self._changed:
+            if self._error is not None:
+                return False
+            self.urgent = True
+            self._changed.notify_all()
+            return True
 
     def wait(self, layer: int) -> None:
         """Wait until a layer is in the hot tier.
@@ -77,15 +80,20 @@ class Fill:
         """What lets each layer begin: once no urgent fill is under way, unless this one became urgent."""
 
         def gate(_: int) -> None:
-            while not self.urgent:
-                if self._prefetch is not None and self._prefetch.stopped:
-                    raise TransferCancelled(f"{self.what} was cancelled")
-                if not others_hurry():
-                    return
+            while not self._is_cancelled() and not self.urgent and others_hurry():
                 with self._changed:
-                    self._changed.wait(_LOOK_SECONDS)
+                    self._changed.wait_for(lambda: self.urgent, _LOOK_SECONDS)
+            if self._error is not None:
+                raise self._error
 
         return gate
+
+    def _is_cancelled(self) -> bool:
+        """Whether whoever asked for it gave up before a take came that waits for it; nothing joins it then."""
+        with self._changed:
+            if self._transfer.stopped and not self.urgent and self._error is None:
+                self._error = TransferCancelled(f"{self.what} was cancelled")
+            return self._error is not None
 
     # What the store calls: `mmkv.store.contract.Progress`
 
@@ -102,16 +110,14 @@ class Fill:
         with self._changed:
             self._landed[layer] = True
             self._changed.notify_all()
-        if self._prefetch is not None:
-            self._prefetch.landed(layer)
+        self._transfer.landed(layer)
 
     def moved(self, path: str, size: int) -> None:
         """See `Progress.moved`."""
         with self._changed:
             self.bytes += size
             self.path = path
-        if self._prefetch is not None:
-            self._prefetch.moved(path, size)
+        self._transfer.moved(path, size)
 
     def failed(self, error: Exception) -> None:
         """See `Progress.failed`."""
@@ -119,8 +125,7 @@ class Fill:
             if self._error is None:
                 self._error = error
             self._changed.notify_all()
-        if self._prefetch is not None:
-            self._prefetch.failed(error)
+        self._transfer.failed(error)
 
     def released(self) -> None:
         """See `Progress.released`."""
@@ -130,8 +135,4 @@ class Fill:
             except MmkvError as error:
                 self.failed(error)
         self._release(self)
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        if self._prefetch is not None:
-            self._prefetch.released()
+        self._transfer.released()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mmkv.between import Between, Pairs
 from mmkv.blocks import block_numbers, number_extents
 from mmkv.catalog import Catalog, Resident
-from mmkv.errors import PoolFull
+from mmkv.errors import MmkvError
 from mmkv.filling import Fill
 from mmkv.geometry import Extent
 from mmkv.ledger import Ledger
@@ -69,6 +69,8 @@ class Hot:
         How many threads read from the path at once, and write to it.
     forget, grown : callable
         Called with a file and a segment that is about to be given back; with the files and a segment that is new.
+    promotion : callable
+        Makes the transfer that stands for bringing some bytes for a take; given what it is, and the bytes.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Hot:
         threads: int,
         forget: Callable[[PoolFile, int], None],
         grown: Callable[[list[PoolFile], int], None],
+        promotion: Callable[[str, int], Transfer],
     ) -> None:
         self.space = space
         self.between = Between(path, space)
@@ -93,6 +96,7 @@ class Hot:
         self._ledger = ledger
         self._forget = forget
         self._grown = grown
+        self._promotion = promotion
         # What is on its way here: hot numbers by kind and number, and the fills that bring them.
         self._coming: dict[Kind, dict[int, int]] = {kind: {} for kind in KINDS}
         self._fills: dict[Fill, Mapping[Kind, Pairs]] = {}
@@ -145,7 +149,7 @@ class Hot:
         while count:
             with self._lock:
                 if allocator.free < count and not self._may_grow(kind):
-                    if evict and allocator.total == 0 and self._drain_segment(_other(kind)):
+                    if evict and allocator.total == 0 and self._make_way(kind):
                         continue
                     if evict:
                         self._evict_for(kind, count - allocator.free, own)
@@ -169,10 +173,17 @@ class Hot:
     def _may_grow(self, kind: Kind) -> bool:
         return time.monotonic() >= self._refused_until and self.space.may_grow(kind)
 
+    def _make_way(self, kind: Kind) -> bool:
+        """Give back a segment of the other kind, where that lets this one have its first."""
+        space = self.space
+        if space.allocated_bytes + space.segment_bytes(kind) <= space.capacity:
+            return False
+        return self._drain_segment(_other(kind))
+
     def _grow(self, kind: Kind) -> None:
         try:
             segment = self.space.grow(kind, self._lock)
-        except PoolFull as error:
+        except MmkvError as error:
             _log.info("the hot tier grows no further for now: %s", error)
             self._refused_until = time.monotonic() + _REFUSED_SECONDS
             return
@@ -195,8 +206,11 @@ class Hot:
         candidates = self.residents[kind].evictable()
         candidates = candidates[(use[candidates] < _PINNED) & ~np.isin(candidates, own)]
         # Of one conversation the end goes first: its start is what others may share.
-        order = np.lexsort((-position[candidates], use[candidates]))
-        self._evict(kind, candidates[order[: min(count, most)]])
+        candidates = candidates[np.lexsort((-position[candidates], use[candidates]))]
+        # A place is free when the last that it stands for goes.
+        _, last = np.unique(self.residents[kind].places(candidates)[::-1], return_index=True)
+        frees = np.sort(len(candidates) - 1 - last)[: min(count, most)]
+        self._evict(kind, candidates[: frees[-1] + 1 if len(frees) else 0])
 
     def _evict(self, kind: Kind, numbers: _Numbers) -> None:
         if not len(numbers):
@@ -229,7 +243,7 @@ class Hot:
                 if self._drain_segment(kind):
                     return
 
-    def _drain_segment(self, kind: Kind) -> bool:
+    def _drain_segment(self, kind: Kind, *, even_pinned: bool = False) -> bool:
         """Evict the residents of the segment that was used the longest ago, and give it back."""
         allocator = self.space.allocator(kind)
         length = allocator.segment_length
@@ -239,9 +253,10 @@ class Hot:
         best: tuple[int, int] | None = None
         for segment in allocator.segments:
             here = places // length == segment
-            if int(np.count_nonzero(allocator.counts[segment * length : (segment + 1) * length])) == int(here.sum()):
+            held = int(np.count_nonzero(allocator.counts[segment * length : (segment + 1) * length]))
+            if held == len(np.unique(places[here])):
                 last = int(use[numbers[here]].max(initial=-1))
-                if last < _PINNED and (best is None or last < best[0]):
+                if (last < _PINNED or even_pinned) and (best is None or last < best[0]):
                     best = (last, segment)
         if best is None:
             return False
@@ -251,10 +266,10 @@ class Hot:
         self.space.give_back(kind, best[1])
         return True
 
-    def give_back_one(self) -> bool:
-        """Give back a segment of either kind that can go at no cost. Whether there was one."""
+    def give_back_one(self, *, even_pinned: bool = False) -> bool:
+        """Give back a segment of either kind that the path has. Whether there was one."""
         with self._lock:
-            return any(self._drain_segment(kind) for kind in KINDS)
+            return any(self._drain_segment(kind, even_pinned=even_pinned) for kind in KINDS)
 
     @property
     def is_full(self) -> bool:
@@ -288,55 +303,74 @@ class Hot:
         """
         held: dict[Kind, _Numbers] = {}
         with self._lock:
+            self._join(numbers)
             for kind in KINDS:
                 held[kind] = self._places(kind, numbers[kind])
                 self.hold(kind, held[kind])
-        reserved = {kind: self._reserve_cold(kind, numbers[kind], held[kind]) if promote else _NONE for kind in KINDS}
-        with self._lock:
-            reading = Reading({})
-            pairs: dict[Kind, Pairs] = {}
+        try:
+            reserved = self._reserve_cold(numbers, held, evict=True) if promote else dict.fromkeys(KINDS, _NONE)
+            with self._lock:
+                joined = self._join(numbers)
+                places = {kind: self._places(kind, numbers[kind]) for kind in KINDS}
+                reading = Reading(places, joined)
+                # Not what was held so far: others may have brought some meanwhile, or have failed to.
+                for kind in KINDS:
+                    self.hold(kind, places[kind])
+                pairs = self._pair(numbers, places, reserved)
+                fill = self._begin_promotion(what, pairs, reading) if any(map(len, pairs.values())) else None
+        finally:
             for kind in KINDS:
-                places = self._places(kind, numbers[kind])
-                # Others may have brought some meanwhile.
-                self.hold(kind, np.where(held[kind] < 0, places, -1))
-                pairs[kind] = self._pair(kind, numbers[kind][places < 0], reserved[kind])
-                places[np.flatnonzero(places < 0)[: len(pairs[kind])]] = pairs[kind].hot
-                self.hold(kind, pairs[kind].hot)
-                reading.places[kind] = places
-            reading.fills = [
-                fill
-                for fill, coming in self._fills.items()
-                if any(np.isin(coming[kind].numbers, numbers[kind]).any() for kind in KINDS)
-            ]
-            for fill in reading.fills:
-                fill.hurry()
-            urgent = self._enter_fill(what, pairs, None) if any(len(pairs[kind]) for kind in KINDS) else None
-        if urgent is not None:
-            reading.fills.append(urgent)
-            self.store.read(self.between.copies(pairs), urgent)
+                self.release(kind, held[kind])
+        if fill is not None:
+            self.store.read(self.between.copies(pairs), fill)
         return reading
+
+    def _join(self, numbers: dict[Kind, _Numbers]) -> list[Fill]:
+        """The fills that bring some of these numbers, and do so to the end from here on."""
+        fills = []
+        for fill, coming in self._fills.items():
+            if any(np.isin(coming[kind].numbers, numbers[kind]).any() for kind in KINDS):
+                if fill.hurry():
+                    fills.append(fill)
+                else:
+                    self._forget_coming(coming)
+        return fills
+
+    def _begin_promotion(self, what: str, pairs: dict[Kind, Pairs], reading: Reading) -> Fill:
+        try:
+            transfer = self._promotion(f"bringing {what} from the path", self.between.bytes(pairs))
+        except BaseException:
+            for kind in KINDS:
+                self.release(kind, pairs[kind].hot)
+            self.end_reading(reading)
+            raise
+        fill = self._enter_fill(pairs, transfer, urgent=True)
+        for kind, places in reading.places.items():
+            places[np.flatnonzero(places < 0)[: len(pairs[kind])]] = pairs[kind].hot
+            self.hold(kind, pairs[kind].hot)
+        reading.fills.append(fill)
+        return fill
 
     def end_reading(self, reading: Reading) -> None:
         """Let go of what `read` held."""
         for kind, places in reading.places.items():
             self.release(kind, places)
 
-    def prefetch(self, what: str, numbers: dict[Kind, _Numbers], transfer: Transfer, *, evict: bool) -> bool:
-        """Begin to bring a leased version's numbers ahead of need; `transfer` hears of it. Whether any will come."""
-        reserved = {}
-        for kind in KINDS:
-            with self._lock:
-                places = self._places(kind, numbers[kind])
-            reserved[kind] = self._reserve_cold(kind, numbers[kind], places, evict=evict)
+    def prefetch(self, numbers: dict[Kind, _Numbers], transfer: Transfer, *, evict: bool) -> bool:
+        """Begin to bring a leased version's numbers ahead of need; `transfer` hears of it. Whether any will come.
+
+        The lock must not be held: the tier may grow.
+        """
         with self._lock:
-            pairs = {}
-            for kind in KINDS:
-                cold = numbers[kind][self._places(kind, numbers[kind]) < 0]
-                pairs[kind] = self._pair(kind, cold, reserved[kind])
-            if not any(len(pairs[kind]) for kind in KINDS):
+            places = {kind: self._places(kind, numbers[kind]) for kind in KINDS}
+        reserved = self._reserve_cold(numbers, places, evict=evict)
+        with self._lock:
+            places = {kind: self._places(kind, numbers[kind]) for kind in KINDS}
+            pairs = self._pair(numbers, places, reserved)
+            if not any(map(len, pairs.values())):
                 return False
             self.counters["prefetches"] += 1
-            fill = self._enter_fill(what, pairs, transfer)
+            fill = self._enter_fill(pairs, transfer, urgent=False)
         self.store.read(self.between.copies(pairs), fill, (), fill.yielding_gate(self._others_hurry))
         return True
 
@@ -353,26 +387,41 @@ class Hot:
                 places[index] = coming.get(int(numbers[index]), -1)
         return places
 
-    def _reserve_cold(self, kind: Kind, numbers: _Numbers, places: _Numbers, *, evict: bool = True) -> _Numbers:
-        cold = int(np.count_nonzero(places < 0))
-        resident = places[places >= 0]
-        behind = [Extent(int(resident[-1]), 1)] if len(resident) else []
-        return self.reserve(kind, cold, behind, numbers, evict=evict)
+    def _reserve_cold(
+        self, numbers: dict[Kind, _Numbers], places: dict[Kind, _Numbers], *, evict: bool
+    ) -> dict[Kind, _Numbers]:
+        """Take hot numbers for those that have no place, as far as there is room. The lock is not held."""
+        reserved: dict[Kind, _Numbers] = {}
+        try:
+            for kind in KINDS:
+                resident = places[kind][places[kind] >= 0]
+                behind = [Extent(int(resident[-1]), 1)] if len(resident) else []
+                cold = len(places[kind]) - len(resident)
+                reserved[kind] = self.reserve(kind, cold, behind, numbers[kind], evict=evict)
+        except BaseException:
+            for kind, hot in reserved.items():
+                self.release(kind, hot)
+            raise
+        return reserved
 
-    def _pair(self, kind: Kind, cold: _Numbers, reserved: _Numbers) -> Pairs:
-        """Cold numbers and the hot ones reserved for them, as many as there are of both; spare ones are released."""
-        count = min(len(cold), len(reserved))
-        self.release(kind, reserved[count:])
-        return Pairs(cold[:count], reserved[:count])
+    def _pair(
+        self, numbers: dict[Kind, _Numbers], places: dict[Kind, _Numbers], reserved: dict[Kind, _Numbers]
+    ) -> dict[Kind, Pairs]:
+        """Those without a place and the hot ones reserved for them, as many as there are of both; others are released.
 
-    def _enter_fill(self, what: str, pairs: dict[Kind, Pairs], prefetch: Transfer | None) -> Fill:
-        fill = Fill(
-            f"bringing {what} from the path",
-            len(self._path.geometry.layout.layers),
-            finish=self._arrive,
-            release=self._leave,
-            prefetch=prefetch,
-        )
+        The lock is held.
+        """
+        pairs: dict[Kind, Pairs] = {}
+        for kind in KINDS:
+            cold = numbers[kind][places[kind] < 0]
+            count = min(len(cold), len(reserved[kind]))
+            self.release(kind, reserved[kind][count:])
+            pairs[kind] = Pairs(cold[:count], reserved[kind][:count])
+        return pairs
+
+    def _enter_fill(self, pairs: dict[Kind, Pairs], transfer: Transfer, *, urgent: bool) -> Fill:
+        layers = len(self._path.geometry.layout.layers)
+        fill = Fill(transfer, layers, finish=self._arrive, release=self._leave, urgent=urgent)
         for kind in KINDS:
             # Else a drop could hand the numbers to others while they are read.
             self._path.allocator(kind).hold(number_extents(pairs[kind].numbers))
@@ -400,11 +449,18 @@ class Hot:
     def _leave(self, fill: Fill) -> None:
         with self._lock:
             pairs = self._fills.pop(fill)
+            self._forget_coming(pairs)
             for kind in KINDS:
-                for number in pairs[kind].numbers.tolist():
-                    del self._coming[kind][number]
                 self.release(kind, pairs[kind].hot)
                 self._path.allocator(kind).release(number_extents(pairs[kind].numbers))
+
+    def _forget_coming(self, pairs: Mapping[Kind, Pairs]) -> None:
+        """Of a fill that ended or will not arrive; others may bring the same numbers to other places meanwhile."""
+        for kind in KINDS:
+            coming = self._coming[kind]
+            for number, hot in zip(pairs[kind].numbers.tolist(), pairs[kind].hot.tolist(), strict=True):
+                if coming.get(number) == hot:
+                    del coming[number]
 
     def close(self) -> None:
         """Stop the threads and unmap the files. No transfer and no fill is under way."""

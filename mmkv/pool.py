@@ -161,6 +161,7 @@ class Pool:
             threads=threads,
             forget=movers.forget,
             grown=movers.prepare,
+            promotion=self._promotion,
         )
         try:
             hot.load(opened.hot.residents)
@@ -874,11 +875,15 @@ class Pool:
         with self._lock:
             found = self._find(conversation)
             found.used = self._ledger.next_use()
-            return self._prefetch(found, evict=True)
+            if self._housekeeping is not None:
+                self._housekeeping.note_use(found.name, found.taken, found.used)
+        return self._prefetch(found, evict=True)
 
     def _prefetch(self, conversation: Conversation, *, evict: bool) -> Transfer:
-        name, version = conversation.name, conversation.version
         with self._lock:
+            name, version = conversation.name, conversation.version
+            if not version.linked:
+                raise ConversationNotFound(f"{name!r} was dropped from the pool at {self.path} meanwhile")
             self._ledger.lease(version)
 
         def release(transfer: Transfer) -> None:
@@ -890,7 +895,7 @@ class Pool:
             len(self.layout.layers),
             kind="prefetch",
             parts=1,
-            deadline=None,
+            deadline=self._deadline,
             finish=lambda: None,
             release=release,
             tokens=version.tokens,
@@ -904,8 +909,28 @@ class Pool:
         transfer.begin()
         records = block_numbers(version.records)
         numbers: dict[Kind, Any] = {"blocks": block_numbers(version.extents), "checkpoints": records[-1:]}
-        if self._hot is None or not self._hot.prefetch(repr(name), numbers, transfer, evict=evict):
+        try:
+            comes = self._hot is not None and self._hot.prefetch(numbers, transfer, evict=evict)
+        except BaseException as error:
+            transfer.abandon(error if isinstance(error, Exception) else TransferError(f"interrupted: {error!r}"))
+            raise
+        if not comes:
             transfer.released()
+        return transfer
+
+    def _promotion(self, what: str, size: int) -> Transfer:
+        """The transfer of what a take brings into the hot tier: it has a deadline, and `close` waits for it."""
+        transfer = Transfer(
+            what,
+            len(self.layout.layers),
+            kind="prefetch",
+            parts=1,
+            deadline=self._deadline,
+            finish=lambda: None,
+            release=self._ended,
+        )
+        self._traffic.enter(transfer, size, self._require_owner)
+        transfer.begin()
         return transfer
 
     def _rewarm(self) -> None:
@@ -965,13 +990,14 @@ class Pool:
             self._rewarming.join()
         self._traffic.wait_until_quiet()
         try:
-            if self._housekeeping is not None:
-                self._housekeeping.stop()
-                if self._hot is not None or not self._opened.medium.in_ram:
-                    self._writer.bring(list(self._ledger.conversations.values()))
+            # Under the eyes of housekeeping: what hangs passes its deadline.
+            if not self._readonly and (self._hot is not None or not self._opened.medium.in_ram):
+                self._writer.bring(list(self._ledger.conversations.values()))
         finally:
             self._writer.stop()
             self._traffic.wait_until_quiet()
+            if self._housekeeping is not None:
+                self._housekeeping.stop()
             with self._lock:
                 # What is in quarantine may still write to the files: nobody else may own them before it has ended.
                 self._lingering = not self._traffic.is_quiet
@@ -1000,13 +1026,15 @@ class Pool:
     def _let_go(self) -> None:
         """Close the files and give the lock up."""
         self._movers.close()
-        if self._hot is not None and self._hot_movers is not None and self._opened.hot is not None:
-            self._hot_movers.close()
-            self._hot.close()
-            dirty = any(residents.dirty_count for residents in self._hot.residents.values())
-            close_hot(self._opened.hot, self._opened.description, self._catalog, dirty=dirty)
-        self._opened.close()
-        _open_pools.discard(self)
+        try:
+            if self._hot is not None and self._hot_movers is not None and self._opened.hot is not None:
+                self._hot_movers.close()
+                self._hot.close()
+                dirty = any(residents.dirty_count for residents in self._hot.residents.values())
+                close_hot(self._opened.hot, self._opened.description, self._catalog, dirty=dirty)
+        finally:
+            self._opened.close()
+            _open_pools.discard(self)
 
     def _require_owner(self) -> None:
         if self._closed is not None:
@@ -1102,12 +1130,14 @@ class Pool:
     def _shrink_hot(self) -> None:
         """Bring the hot tier down to its capacity, after that was lowered."""
         hot = self._hot
-        while hot is not None and hot.space.allocated_bytes > hot.space.capacity and not hot.give_back_one():
+        while hot is not None and hot.space.allocated_bytes > hot.space.capacity:
+            if hot.give_back_one():
+                continue
             self._writer.bring(list(self._ledger.conversations.values()))
-            if not hot.give_back_one():
+            if not hot.give_back_one() and not hot.give_back_one(even_pinned=True):
                 raise PoolFull(
-                    f"the hot tier takes {hot.space.allocated_bytes} bytes, and what is pinned in it keeps it from "
-                    f"hot_capacity={hot.space.capacity}: unpin conversations first"
+                    f"the hot tier takes {hot.space.allocated_bytes} bytes, and what is under way in it keeps it from "
+                    f"hot_capacity={hot.space.capacity}"
                 )
 
     def _release_orphans(self) -> None:
