@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from mmkv.geometry import Extent
 from mmkv.ledger import Conversation, Version
 from mmkv.space import KINDS
 from tests.computed import Ids, assert_holds, assert_untouched, computed, make_slot
+from tests.crashed import crash, idle_writers
 
 FILL = 0xAA
 
@@ -75,22 +75,18 @@ class Mirror:
         self._open()
 
     def _open(self) -> None:
-        self.pool = mmkv.Pool.open(
-            self.path,
-            self.layout,
-            capacity=self.capacity,
-            hot=self.hot,
-            hot_capacity=self.hot_capacity,
-            min_free_ram=0,
-        )
         # What others do in their own time is a step here, so that the same steps give the same pool.
+        with idle_writers():
+            self.pool = mmkv.Pool.open(
+                self.path,
+                self.layout,
+                capacity=self.capacity,
+                hot=self.hot,
+                hot_capacity=self.hot_capacity,
+                min_free_ram=0,
+            )
         assert self.pool._housekeeping is not None
         self.pool._housekeeping._chores = ()
-        if self.pool._writer._thread is not None:
-            with self.pool._writer._changed:
-                self.pool._writer._stopping = True
-            self.pool._writer.notify()
-            self.pool._writer._thread.join()
 
     @property
     def block_tokens(self) -> int:
@@ -281,13 +277,8 @@ class Mirror:
         """
         while self.leases:
             self.close_lease(0)
-        pool = self.pool
         expected = {name: self._without_hot(name) if lose_hot else parked for name, parked in self.model.items()}
-        assert pool._housekeeping is not None
-        pool._housekeeping._stopping.set()
-        pool._housekeeping._thread.join()
-        pool._catalog.close()
-        pool._abandon()
+        crash(self.pool)
         if lose_hot and self.hot is not None:
             shutil.rmtree(self.hot)
         self._open()
@@ -306,14 +297,37 @@ class Mirror:
         return replace(self.versions[conversation.fallback.row.id], pinned=conversation.pinned)
 
     def write(self) -> None:
-        """A batch of what the background writer does."""
-        if self.pool._hot is not None:
-            self.pool._writer._write_oldest()
+        """A batch of what the background writer does, or a sync of what it wrote."""
+        writer = self.pool._writer
+        if self.pool._hot is not None and not writer._write_oldest():
+            writer._synced_at = 0.0
+            writer._sync_written()
 
-    def prefetch(self, name: str) -> None:
-        """Prefetch; where there was room, all is hot then."""
-        self.pool.prefetch(name).result(60)
-        assert self.pool.stats().evictions == self.pool._room.evictions
+    def prefetch(self, name: str, *, cancel: bool = False) -> None:
+        """Prefetch a conversation, or begin to."""
+        transfer = self.pool.prefetch(name)
+        if cancel and transfer.cancel():
+            with pytest.raises(mmkv.TransferCancelled):
+                transfer.result(60)
+        else:
+            assert transfer.result(60).tokens == len(self.model[name].ids)
+
+    def relieve(self) -> None:
+        """What housekeeping does when RAM is short: give back a hot segment that costs nothing."""
+        if self.pool._hot is not None:
+            self.pool._hot.give_back_one()
+
+    def change_hot(self, hot: Path | None, capacity: int | None) -> None:
+        """Close, and open with another hot directory, another capacity of it, or none."""
+        self.close()
+        if hot is None:
+            mmkv.Pool.open(self.path, hot=False, min_free_ram=0).close()
+        self.hot, self.hot_capacity = hot, capacity
+        self._open()
+        tiers = self.pool.stats().tiers
+        assert len(tiers) == (1 if hot is None else 2)
+        if hot is not None:
+            assert (tiers[0].directory, tiers[0].capacity) == (str(hot), capacity)
 
     def keep_house(self) -> None:
         """What housekeeping does several times a second."""
@@ -357,9 +371,7 @@ class Mirror:
 def check_pool(pool: mmkv.Pool, leased: list[Version]) -> None:
     """References are those of the extents, every number has one role, and the catalog and the files say the same."""
     # A take may end a moment before what it brought is booked.
-    deadline = time.monotonic() + 10
-    while pool._hot is not None and pool._hot._fills and time.monotonic() < deadline:
-        time.sleep(0.001)
+    pool._traffic.wait_until_quiet()
     # Housekeeping allocates ahead of need; not now.
     with pool._space._growing, pool._lock:
         _check(pool, leased)
@@ -397,6 +409,9 @@ def _check_hot(pool: mmkv.Pool) -> None:
     hot = pool._hot
     if hot is None:
         return
+    assert not hot._fills
+    assert not any(hot._coming.values())
+    assert not any(pool._writer._writing.values())
     listed = {(row.kind, row.number): (row.hot, row.dirty) for row in pool._catalog.residents()}
     for kind in KINDS:
         allocator, counts = hot.space.allocator(kind), hot.space.allocator(kind).counts
@@ -413,6 +428,7 @@ def _check_hot(pool: mmkv.Pool) -> None:
         references = Counter(place for place, _ in residents.values())
         assert {n: int(counts[n]) for n in range(len(counts)) if counts[n]} == dict(references)
         assert allocator.used + allocator.free == allocator.total
+        assert set(pool._catalog.segments(kind, 1)) == allocator.segments
         for file in hot.space.files(kind):
             assert os.fstat(file.fd).st_blocks * 512 <= len(allocator.segments) * file.segment_bytes
     assert hot.space.allocated_bytes <= hot.space.capacity

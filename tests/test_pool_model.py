@@ -42,7 +42,11 @@ class PoolMachine(RuleBasedStateMachine):
         if self.hot_base is not None:
             self.hot = Path(tempfile.mkdtemp(prefix="mmkv-model-", dir=self.hot_base))
         self.mirror = Mirror(
-            self.directory / "pool", self.layout, CAPACITY, self.hot, None if self.hot is None else HOT_CAPACITY
+            self.directory / "pool",
+            self.layout,
+            CAPACITY,
+            None if self.hot is None else self.hot / "hot",
+            None if self.hot is None else HOT_CAPACITY,
         )
 
     def teardown(self) -> None:
@@ -159,9 +163,40 @@ class PoolMachine(RuleBasedStateMachine):
         self.mirror.write()
 
     @precondition(lambda self: self.mirror.model)
+    @rule(index=st.integers(0, 5), cancel=st.booleans())
+    def prefetch(self, index: int, cancel: bool) -> None:
+        self.mirror.prefetch(self.some(index), cancel=cancel)
+
+    @precondition(lambda self: self.mirror.model)
     @rule(index=st.integers(0, 5))
-    def prefetch(self, index: int) -> None:
-        self.mirror.prefetch(self.some(index))
+    def flush_one(self, index: int) -> None:
+        name = self.some(index)
+        self.mirror.pool.flush(name)
+        assert self.mirror.pool.info(name).synced
+
+    @precondition(lambda self: self.mirror.hot)
+    @rule()
+    def lose_hot_after_a_flush(self) -> None:
+        self.mirror.flush()
+        before = set(self.mirror.model)
+        self.mirror.crash(lose_hot=True)
+        assert set(self.mirror.model) == before
+
+    @precondition(lambda self: self.mirror.hot)
+    @rule()
+    def relieve(self) -> None:
+        self.mirror.relieve()
+
+    @precondition(lambda self: self.hot)
+    @rule(name=st.sampled_from(["hot", "other"]), capacity=st.sampled_from([120_000, 250_000, HOT_CAPACITY]))
+    def change_hot(self, name: str, capacity: int) -> None:
+        assert self.hot is not None
+        self.mirror.change_hot(self.hot / name, capacity)
+
+    @precondition(lambda self: self.hot)
+    @rule()
+    def give_up_hot(self) -> None:
+        self.mirror.change_hot(None, None)
 
     @invariant()
     def everything_is_in_its_place(self) -> None:
