@@ -113,7 +113,14 @@ class Pool:
         self._orphans: deque[Version] = deque()
         self._hot = None if hot_movers is None else self._load_hot(opened, hot_movers, threads)
         self._writer = Writer(
-            self._lock, self._catalog, self._space, self._ledger, self._traffic, self._hot, self._deadline
+            self._lock,
+            self._catalog,
+            self._space,
+            self._ledger,
+            self._traffic,
+            self._hot,
+            self._deadline,
+            self._ended,
         )
         self._room = Room(
             self._lock,

@@ -47,6 +47,8 @@ class Writer:
         The hot tier; without one, everything that is parked is at the path already and has to be synced only.
     deadline : float or None
         Seconds after which a write fails for those who wait.
+    ended : callable
+        Called with each write's transfer when it let go of everything.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Writer:
         traffic: Traffic,
         hot: Hot | None,
         deadline: float | None,
+        ended: Callable[[Transfer], None],
     ) -> None:
         self._catalog = catalog
         self._path = path
@@ -65,6 +68,7 @@ class Writer:
         self._traffic = traffic
         self._hot = hot
         self._deadline = deadline
+        self._ended = ended
         self._changed = threading.Condition(lock)
         self._gentle = PosixStore(_GENTLE_THREADS)
         self._writing: dict[Kind, dict[int, Transfer]] = {kind: {} for kind in KINDS}
@@ -141,7 +145,7 @@ class Writer:
                     self.counters["spills"] += 1
                     self.counters["bytes_spilled"] += size
                 self._changed.notify_all()
-            self._traffic.ended(transfer)
+            self._ended(transfer)
 
         transfer = Transfer(
             "writing to the path",
