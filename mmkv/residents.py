@@ -50,12 +50,15 @@ class Residents:
         self._place[numbers] = hot
         self._dirty[numbers] = dirty
 
-    def mark_clean(self, numbers: _Numbers, hot: _Numbers) -> _Numbers:
-        """The path has the bytes of `numbers` as they are at `hot`. Returns those that are still there."""
+    def dirty_at(self, numbers: _Numbers, hot: _Numbers) -> _Numbers:
+        """Those of `numbers` that are still at `hot`, and that the path lacks."""
         self._cover()
         same: _Numbers = numbers[(self._place[numbers] == hot) & self._dirty[numbers]]
-        self._dirty[same] = False
         return same
+
+    def mark_clean(self, numbers: _Numbers) -> None:
+        """The path has the bytes of `numbers`."""
+        self._dirty[numbers] = False
 
     def forget(self, numbers: _Numbers) -> None:
         """Let residents go; hot numbers that nobody else holds become free."""

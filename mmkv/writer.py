@@ -186,12 +186,11 @@ class Writer:
     def _mark_clean(self, pairs: Mapping[Kind, Pairs]) -> None:
         assert self._hot is not None
         with self._changed:
-            clean = [
-                (kind, int(number))
-                for kind in KINDS
-                for number in self._hot.residents[kind].mark_clean(pairs[kind].numbers, pairs[kind].hot)
-            ]
-            self._catalog.mark_clean(clean)
+            residents = self._hot.residents
+            clean = {kind: residents[kind].dirty_at(pairs[kind].numbers, pairs[kind].hot) for kind in KINDS}
+            self._catalog.mark_clean([(kind, number) for kind in KINDS for number in clean[kind].tolist()])
+            for kind in KINDS:
+                residents[kind].mark_clean(clean[kind])
 
     def _sync(self, waiting: Sequence[tuple[Conversation, Version]]) -> None:
         """Bring what is at the path to the medium, and free what was kept for the sake of these versions."""
