@@ -26,6 +26,16 @@ def test_a_kill_leaves_the_former_bytes_or_the_new_ones(pool_dir: Path) -> None:
     assert kills.former + kills.new + kills.idle == MOMENTS
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs")
+def test_a_kill_of_a_pool_with_two_tiers_leaves_the_former_bytes_or_the_new_ones(
+    tmp_path: Path, ram_path: Path
+) -> None:
+    kills = Kills(tmp_path / "pool", seed=1, hot=ram_path / "hot")
+    for _ in range(2 * MOMENTS):
+        kills.kill()
+    assert kills.former + kills.new + kills.idle == 2 * MOMENTS
+
+
 COUNTING = """
 import os, sys, threading
 from tests.computed import *
