@@ -19,6 +19,7 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from mmkv.distrust import bounded_rows, limit_values, refuse_other_files, schema_of
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
 from mmkv.geometry import Extent
 from mmkv.medium import medium_of
@@ -65,10 +66,8 @@ CREATE TABLE requests (id INTEGER PRIMARY KEY AUTOINCREMENT, action TEXT NOT NUL
 """
     + _RESIDENTS
 )
-_TABLES = frozenset(
-    {"properties", "conversations", "versions", "extents", "checkpoints", "segments", "requests", "residents"}
-    | {"sqlite_sequence"}
-)
+# SQLite makes this one itself.
+_TABLES = schema_of([*_SCHEMA.split(";"), "CREATE TABLE sqlite_sequence(name,seq)"])
 
 
 class Checkpoint(NamedTuple):
@@ -197,11 +196,13 @@ class Catalog:
             raise PoolCorrupt(f"{path} is a symbolic link: a pool's files are plain files")
         if create and not path.exists():
             path.touch(mode=0o600)
+        refuse_other_files(path)
         self._shared = medium_of(path).shared
         with self._errors():
             self._db = self._connect(readonly)
         try:
             with self._errors():
+                limit_values(self._db)
                 self._db.execute("PRAGMA trusted_schema = OFF")
                 self._db.execute("PRAGMA cell_size_check = ON")
                 self._check_schema(create, readonly, properties or {})
@@ -234,8 +235,8 @@ class Catalog:
             raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
 
     def _check_schema(self, create: bool, readonly: bool, properties: Mapping[str, Any]) -> None:
-        names = {(kind, name) for kind, name in self._db.execute("SELECT type, name FROM sqlite_master")}
-        if not names and create:
+        found = self._db.execute("SELECT type, name, sql FROM sqlite_master").fetchmany(2 * len(_TABLES))
+        if not found and create:
             with self.transaction(synced=True) as db:
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
@@ -252,15 +253,17 @@ class Catalog:
             raise PoolCorrupt(f"{self.path} is not a catalog of mmkv")
         if version > _SCHEMA_VERSION:
             raise PoolCorrupt(f"{self.path} is of format {version}, newer than {_SCHEMA_VERSION}")
-        tables = {name for kind, name in names if kind == "table"}
+        expected = {name: text for name, text in _TABLES.items() if version > 1 or name != "residents"}
+        # Indexes of SQLite's own have no text. Triggers, views and virtual tables would show here.
+        if schema_of(text for _, _, text in found if text) != expected or any(
+            kind not in ("table", "index") or (text is None and not name.startswith("sqlite_autoindex_"))
+            for kind, name, text in found
+        ):
+            raise PoolCorrupt(f"{self.path} does not hold the tables of a catalog")
         if version == 1 and not readonly:
             with self.transaction(synced=True) as db:
                 db.execute(_RESIDENTS)
                 db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        if tables != (_TABLES - {"residents"} if version == 1 else _TABLES) or any(
-            kind in ("trigger", "view") for kind, _ in names
-        ):
-            raise PoolCorrupt(f"{self.path} does not hold the tables of a catalog")
         self._has_residents = version > 1 or not readonly
 
     @contextlib.contextmanager
@@ -310,19 +313,15 @@ class Catalog:
         """
         column = "hashes" if hashes else "x''"
         with self.snapshot() as db:
-            conversations = db.execute(
-                "SELECT id, name, namespace, version, pinned, created, parked, taken, used FROM conversations "
-                "ORDER BY used"
-            ).fetchall()
-            versions = db.execute(
-                f"SELECT id, conversation, tokens, created, boot, synced, {column} FROM versions"
-            ).fetchall()
-            extents = db.execute(
-                "SELECT version, first, count FROM extents WHERE tier = 0 ORDER BY version, ordinal"
-            ).fetchall()
-            checkpoints = db.execute(
-                "SELECT version, tokens, record, boundary FROM checkpoints WHERE tier = 0 ORDER BY version, tokens"
-            ).fetchall()
+            conversations, versions, extents, checkpoints = (
+                bounded_rows(db, self.path, query)
+                for query in (
+                    "SELECT id, name, namespace, version, pinned, created, parked, taken, used FROM conversations",
+                    f"SELECT id, conversation, tokens, created, boot, synced, {column} FROM versions",
+                    "SELECT version, ordinal, first, count FROM extents WHERE tier = 0",
+                    "SELECT version, tokens, record, boundary FROM checkpoints WHERE tier = 0",
+                )
+            )
         try:
             return _assemble(conversations, versions, extents, checkpoints)
         except (TypeError, ValueError, KeyError, OverflowError) as error:
@@ -331,11 +330,11 @@ class Catalog:
     def segments(self, kind: str, tier: int = 0) -> list[int]:
         """The allocated segments of `kind`, `"blocks"` or `"checkpoints"`, in the files of a tier."""
         with self.snapshot() as db:
-            rows = db.execute("SELECT number FROM segments WHERE tier = ? AND kind = ? ORDER BY number", (tier, kind))
-            numbers = [row[0] for row in rows]
+            query = "SELECT number FROM segments WHERE tier = ? AND kind = ?"
+            numbers = [row[0] for row in bounded_rows(db, self.path, query, (tier, kind))]
         if any(type(number) is not int or not 0 <= number < 1 << 40 for number in numbers):
-            raise PoolCorrupt(f"the catalog {self.path} is damaged: segments {numbers[:4]}")
-        return numbers
+            raise PoolCorrupt(f"the catalog {self.path} is damaged: segments {str(numbers[:4])[:200]}")
+        return sorted(numbers)
 
     def add_segment(self, kind: str, number: int, tier: int = 0) -> None:
         """Record an allocated segment."""
@@ -358,7 +357,7 @@ class Catalog:
         if not self._has_residents:
             return []
         with self.snapshot() as db:
-            rows = db.execute("SELECT kind, number, hot, dirty FROM residents").fetchall()
+            rows = bounded_rows(db, self.path, "SELECT kind, number, hot, dirty FROM residents")
         try:
             return [
                 Resident(kind, _count(number, "a number"), _count(hot, "a number", most=_MOST_HOT), bool(dirty))
@@ -507,8 +506,8 @@ class Catalog:
     def requests(self) -> list[Request]:
         """The requests that wait, the oldest first."""
         with self._lock, self._errors():
-            rows = self._db.execute("SELECT id, action, argument FROM requests ORDER BY id").fetchall()
-        return [Request(*row) for row in rows]
+            rows = bounded_rows(self._db, self.path, "SELECT id, action, argument FROM requests")
+        return sorted(Request(number, str(action), str(argument)) for number, action, argument in rows)
 
     def remove_requests(self, ids: Iterable[int]) -> None:
         """Forget requests that were carried out or refused."""
@@ -582,10 +581,10 @@ def _assemble(
     checkpoints: list[tuple[Any, ...]],
 ) -> list[ConversationRow]:
     extents_of: dict[int, list[Extent]] = defaultdict(list)
-    for version, first, count in extents:
+    for version, _, first, count in sorted(extents, key=lambda row: row[:2]):
         extents_of[version].append(Extent(_count(first, "an extent's start"), _count(count, "an extent's length", 1)))
     checkpoints_of: dict[int, list[Checkpoint]] = defaultdict(list)
-    for version, tokens, record, boundary in checkpoints:
+    for version, tokens, record, boundary in sorted(checkpoints, key=lambda row: row[:2]):
         checkpoints_of[version].append(
             Checkpoint(_count(tokens, "a checkpoint's tokens"), _count(record, "a record"), bool(boundary))
         )
@@ -623,4 +622,4 @@ def _assemble(
                 max(older, key=lambda row: row.id, default=None),
             )
         )
-    return rows
+    return sorted(rows, key=lambda row: row.used)

@@ -34,7 +34,7 @@ FORMAT = 1
 _NAME = "pool.json"
 _CATALOG = "catalog.sqlite3"
 _ELSEWHERE = "elsewhere"
-_MAX_DESCRIPTION_BYTES = 64 << 20
+_MAX_DESCRIPTION_BYTES = 16 << 20
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 10, 0.005
 _POOL_NAMES = frozenset({_NAME, _CATALOG, "tokens.kv", "layers"})
 
@@ -292,9 +292,12 @@ class OwnerLock:
     def __init__(self, path: Path) -> None:
         file = path / "lock"
         try:
-            self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise MmkvError(f"cannot open {file}: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            os.close(self._fd)
+            raise PoolCorrupt(f"{file} is not a plain file")
         try:
             _lock_soon(self._fd)
         except BlockingIOError:

@@ -269,7 +269,7 @@ class Geometry:
         if (geometry.segment_checkpoints > 0) != (layout.state_bytes > 0) or geometry.segment_checkpoints > 1 << 40:
             raise ValueError(f"segment_checkpoints is {geometry.segment_checkpoints}")
         # One block or one checkpoint may itself be larger than the limit of a segment.
-        sizes = [size for size in geometry.layer_segment_bytes if geometry.segment_blocks > 1]
+        sizes = [*geometry.layer_segment_bytes, geometry.tokens_segment_bytes] if geometry.segment_blocks > 1 else []
         sizes += [size for size in geometry.layer_state_segment_bytes if geometry.segment_checkpoints > 1]
         if max(sizes, default=0) > _MAX_FILE_SEGMENT:
             raise ValueError(f"a segment of {max(sizes)} bytes in one file is larger than {_MAX_FILE_SEGMENT}")

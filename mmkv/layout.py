@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +33,10 @@ _FOREIGN_DTYPE_BYTES = {
 }
 FOREIGN_DTYPES = frozenset(_FOREIGN_DTYPE_BYTES)
 _NUMPY_KINDS = "biufcV"
+# What NumPy is asked for at all: names and codes, no structures, which may take long to read.
+_DTYPE_NAME = re.compile(r"[<>=|]?[A-Za-z_][A-Za-z0-9_]{0,30}")
+_MAX_DIMENSIONS = 64
+_MAX_SIZE = 1 << 48
 _MAX_LAYERS = 10_000
 _MAX_ARRAYS_PER_LAYER = 10_000
 _MAX_TOKEN_BYTES = 1 << 30
@@ -49,12 +54,12 @@ def dtype_bytes(dtype: str) -> int:
     if dtype in _FOREIGN_DTYPE_BYTES:
         return _FOREIGN_DTYPE_BYTES[dtype]
     try:
-        known = np.dtype(dtype)
+        known = np.dtype(dtype) if _DTYPE_NAME.fullmatch(dtype) else None
     except (TypeError, ValueError):
         known = None
     if known is None or known.kind not in _NUMPY_KINDS or known.itemsize == 0 or known.names is not None:
         raise ValueError(
-            f"dtype {dtype!r} is unknown: use a NumPy name or one of {', '.join(sorted(_FOREIGN_DTYPE_BYTES))}; "
+            f"dtype {dtype[:80]!r} is unknown: use a NumPy name or one of {', '.join(sorted(_FOREIGN_DTYPE_BYTES))}; "
             "a type of less than a byte goes as 'uint8' with the packed shape"
         )
     return known.itemsize
@@ -78,11 +83,15 @@ def _canonical_shape(shape: object) -> tuple[int, ...]:
     if isinstance(shape, str | bytes) or not isinstance(shape, Iterable):
         raise TypeError(f"shape must be a tuple of positive integers, not {shape!r}")
     sizes = tuple(shape)
+    if len(sizes) > _MAX_DIMENSIONS:
+        raise ValueError(f"a shape of {len(sizes)} dimensions has more than {_MAX_DIMENSIONS}")
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             raise TypeError(f"shape must be a tuple of positive integers, not {shape!r}")
         if size <= 0:
             raise ValueError(f"shape {sizes!r} has the size {size}: every size must be at least 1")
+        if size > _MAX_SIZE:
+            raise ValueError(f"a shape has a size of more than {_MAX_SIZE}")
     return tuple(int(size) for size in sizes)
 
 

@@ -130,7 +130,7 @@ def _open_hot(
     stored = stored_hot(catalog)
     if where is None and stored is not None:
         # The catalog may be somebody else's: no directory is made, or cleared, because it names one.
-        if is_whole(stored[0], path, description):
+        if is_whole(stored[0], path, description, catalog):
             where = stored[0]
         else:
             _log.warning(
@@ -280,7 +280,7 @@ def _holds_nothing(path: Path) -> bool:
 def stored_capacity(catalog: Catalog) -> int:
     """The capacity that the catalog keeps."""
     capacity = catalog.get_property("capacity")
-    if type(capacity) is not int or capacity < 1:
+    if type(capacity) is not int or not 1 <= capacity < 1 << 62:
         raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its capacity is {capacity!r}")
     return capacity
 

@@ -28,6 +28,8 @@ _ALLOCATING_THREADS = 8
 # Ids are compared in steps that double: most comparisons end early or go to the end.
 _FIRST_IDS = 256
 _MOST_IDS = 1 << 19
+# Blocks of a tier, each of which takes some bytes of memory: 10 TB of the smallest blocks, 10 PB of usual ones.
+_MOST_NUMBERS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,7 @@ class Space:
         try:
             self._open_files(directory, create=create, readonly=readonly)
             self.reload_segments()
-            for file, size in self._expected_sizes():
-                file.require(size)
+            self.require_whole()
         except BaseException:
             self.close()
             raise
@@ -115,8 +116,11 @@ class Space:
             self._opened.append(file)
             return file
 
+        layers = directory / "layers"
+        if layers.is_symlink():
+            raise PoolCorrupt(f"{layers} is a symbolic link: the files in it would be those of another directory")
         if create:
-            (directory / "layers").mkdir(mode=0o700, exist_ok=True)
+            layers.mkdir(mode=0o700, exist_ok=True)
         geometry = self.geometry
         self._tokens = opened("tokens.kv", geometry.tokens_segment_bytes if self.tier == 0 else 0)
         sizes = zip(geometry.layer_segment_bytes, geometry.layer_state_segment_bytes, strict=True)
@@ -136,7 +140,14 @@ class Space:
         self.blocks = BlockAllocator(geometry.segment_blocks, defer=defer)
         self.records = BlockAllocator(max(1, geometry.segment_checkpoints), defer=defer)
         for kind in KINDS:
-            for segment in self._catalog.segments(kind, self.tier):
+            segments = self._catalog.segments(kind, self.tier)
+            end = max(segments, default=-1) + 1
+            # Before anything takes memory for that many numbers.
+            if end * self.allocator(kind).segment_length > _MOST_NUMBERS:
+                raise PoolCorrupt(f"the catalog {self._catalog.path} is damaged: it lists segment {end - 1} of {kind}")
+            for file in self.files(kind):
+                file.require(end * file.segment_bytes)
+            for segment in reversed(segments):
                 self.allocator(kind).add_segment(segment)
 
     def allocator(self, kind: Kind) -> BlockAllocator:
@@ -229,7 +240,9 @@ class Space:
     def may_grow(self, kind: Kind) -> bool:
         """Whether the capacity and the free RAM allow one segment more."""
         # First what costs nothing.
-        size = self.segment_bytes(kind)
+        size, allocator = self.segment_bytes(kind), self.allocator(kind)
+        if allocator.total + allocator.segment_length > _MOST_NUMBERS:
+            return False
         return self.allocated_bytes + size <= self.capacity and size <= self.room_to_grow
 
     def grow(self, kind: Kind, lock: threading.RLock) -> int | None:
@@ -358,9 +371,13 @@ class Space:
         if sum(count for _, count in extents) != self.geometry.blocks_for(tokens):
             raise PoolCorrupt(f"a version of {tokens} tokens lists {extents} as its blocks")
         for allocator, runs in ((self.blocks, extents), (self.records, records)):
-            end = len(allocator.counts)
-            if any(first + count > end for first, count in runs):
-                raise PoolCorrupt(f"a version lists {runs}, beyond the {end} numbers that are allocated")
+            end, last = len(allocator.counts), 0
+            for first, count in sorted(runs):
+                if first + count > end:
+                    raise PoolCorrupt(f"a version lists {runs}, beyond the {end} numbers that are allocated")
+                if first < last:
+                    raise PoolCorrupt(f"a version lists {runs}, which overlap: two of its parts would be one")
+                last = first + count
 
     def close(self) -> None:
         """Close all files."""

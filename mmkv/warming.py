@@ -87,15 +87,25 @@ def stored_hot(catalog: Catalog) -> tuple[Path, int] | None:
     if value is None:
         return None
     match value:
-        case {"path": str(path), "capacity": int(capacity)} if Path(path).is_absolute() and capacity > 0:
+        case {"path": str(path), "capacity": int(capacity)} if _is_place(path) and 0 < capacity < 1 << 62:
             return Path(path), capacity
     raise PoolCorrupt(f"the catalog {catalog.path} is damaged: its hot tier is {value!r}")
 
 
-def is_whole(path: Path, pool: Path, description: directory.Description) -> bool:
-    """Whether a directory is the hot tier of a pool, as that one says itself, and nobody else's to write."""
+def _is_place(path: str) -> bool:
+    return "\0" not in path and len(path) < 4096 and os.path.isabs(path) and os.path.normpath(path) == path
+
+
+def is_whole(path: Path, pool: Path, description: directory.Description, catalog: Catalog) -> bool:
+    """Whether a directory is the hot tier of a pool, as that one says itself, and nobody else's to write.
+
+    A copy of a pool has the pool's UUID and names its hot tier, too; so what it may hold for the original alone is not
+    the copy's to clear.
+    """
     claim = _read_claim(path)
     if claim is None or not _is_of(claim, pool, description):
+        return False
+    if claim.dirty and claim.boot == boot_id() and claim.generation not in _stored_generations(catalog):
         return False
     status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
@@ -298,7 +308,8 @@ def _read_claim(path: Path) -> _Claim | None:
     """What `hot.json` says; `None` where there is none that makes sense."""
     try:
         fd = os.open(path / _NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    except (OSError, ValueError):
+        # A name that no file can have, among others.
         return None
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

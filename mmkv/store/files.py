@@ -158,8 +158,12 @@ class PoolFile:
         end = max(segments, default=-1) + 1
         if self.size > end * self.segment_bytes:
             os.ftruncate(self.fd, end * self.segment_bytes)
-        for segment in set(range(end)) - set(segments):
-            self._punch(segment * self.segment_bytes, self.segment_bytes)
+        free = 0
+        for segment in sorted(segments):
+            # What lies between two segments at once: there may be many numbers that no segment has.
+            if segment > free:
+                self._punch(free * self.segment_bytes, (segment - free) * self.segment_bytes)
+            free = segment + 1
 
     @property
     def buffered_reason(self) -> str | None:
