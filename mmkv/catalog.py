@@ -266,6 +266,17 @@ class Catalog:
                 db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         self._has_residents = version > 1 or not readonly
 
+    @property
+    def has_residents(self) -> bool:
+        """Whether the format of the catalog knows of a hot tier."""
+        return self._has_residents
+
+    def damage(self) -> list[str]:
+        """What SQLite finds wrong with the file itself. Costs a pass over all of it."""
+        with self._lock, self._errors():
+            rows = self._db.execute("PRAGMA integrity_check(20)").fetchall()
+        return [str(row[0])[:300] for row in rows if row[0] != "ok"]
+
     @contextlib.contextmanager
     def transaction(self, *, synced: bool = False) -> Iterator[sqlite3.Connection]:
         """A write transaction: all of it or nothing. `synced` waits until it and all before it are on the medium."""

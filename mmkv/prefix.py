@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["PrefixIndex", "as_token_ids", "chain_hashes"]
+__all__ = ["PrefixIndex", "as_token_ids", "chain_hashes", "continued_hashes", "first_seed"]
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -75,12 +75,24 @@ def chain_hashes(
     start = 0 if known is None else min(len(known), blocks)
     if known is not None:
         hashes[:start] = known[:start]
-    seed = int(hashes[start - 1]) if start else xxhash.xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
+    seed = int(hashes[start - 1]) if start else first_seed(namespace)
+    hashes[start:] = continued_hashes(ids[start * block_tokens : blocks * block_tokens], seed, block_tokens)
+    return hashes
+
+
+def first_seed(namespace: str) -> int:
+    """The seed of the first block's hash."""
+    return xxhash.xxh3_64_intdigest(namespace.encode("utf-8", "surrogatepass"))
+
+
+def continued_hashes(ids: npt.NDArray[np.int64], seed: int, block_tokens: int) -> list[int]:
+    """The hashes of whole blocks of ids behind one whose hash is `seed`."""
     data = ids.data.cast("B")
     size = block_tokens * ids.itemsize
-    for block in range(start, blocks):
-        seed = xxhash.xxh3_64_intdigest(data[block * size : (block + 1) * size], seed=seed)
-        hashes[block] = seed
+    hashes = []
+    for start in range(0, len(ids) * ids.itemsize, size):
+        seed = xxhash.xxh3_64_intdigest(data[start : start + size], seed=seed)
+        hashes.append(seed)
     return hashes
 
 

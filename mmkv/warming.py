@@ -19,7 +19,19 @@ from mmkv.geometry import Geometry, choose_geometry
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
 
-__all__ = ["OpenedHot", "close_hot", "forget_hot", "give_up_hot", "is_whole", "open_hot", "stored_hot"]
+__all__ = [
+    "Claim",
+    "OpenedHot",
+    "close_hot",
+    "forget_hot",
+    "give_up_hot",
+    "is_of",
+    "is_whole",
+    "open_hot",
+    "read_claim",
+    "stored_generations",
+    "stored_hot",
+]
 
 _NAME = "hot.json"
 _NAMES = frozenset({_NAME, "layers", "lock"})
@@ -55,7 +67,7 @@ class OpenedHot:
 
 
 @dataclass(frozen=True)
-class _Claim:
+class Claim:
     """What `hot.json` says: of which pool the files are, and of which of its openings.
 
     Attributes
@@ -102,10 +114,10 @@ def is_whole(path: Path, pool: Path, description: directory.Description, catalog
     A copy of a pool has the pool's UUID and names its hot tier, too; so what it may hold for the original alone is not
     the copy's to clear.
     """
-    claim = _read_claim(path)
-    if claim is None or not _is_of(claim, pool, description):
+    claim = read_claim(path)
+    if claim is None or not is_of(claim, pool, description):
         return False
-    if claim.dirty and claim.boot == boot_id() and claim.generation not in _stored_generations(catalog):
+    if claim.dirty and claim.boot == boot_id() and claim.generation not in stored_generations(catalog):
         return False
     status = path.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & 0o022
@@ -139,11 +151,11 @@ def open_hot(
     with contextlib.ExitStack() as undo:
         lock = directory.OwnerLock(path)
         undo.callback(lock.release)
-        claim = _read_claim(path)
+        claim = read_claim(path)
         _require_free(path, claim, pool, description)
-        generations = _stored_generations(catalog)
+        generations = stored_generations(catalog)
         space = None
-        if claim is not None and _is_of(claim, pool, description) and claim.place == _place(path):
+        if claim is not None and is_of(claim, pool, description) and claim.place == _place(path):
             space = _reopened(path, claim, generations, capacity, description, catalog, medium, min_free_ram)
         residents = catalog.residents() if space is not None else []
         if space is None:
@@ -174,7 +186,7 @@ def give_up_hot(pool: Path, description: directory.Description, catalog: Catalog
     """Forget the hot tier of a pool, all of which is at the path, and give back the RAM that its files take."""
     stored = stored_hot(catalog)
     forget_hot(catalog)
-    if stored is not None and is_whole(stored[0], pool, description):
+    if stored is not None and is_whole(stored[0], pool, description, catalog):
         lock = directory.OwnerLock(stored[0])
         try:
             _clear(stored[0])
@@ -205,7 +217,7 @@ def forget_hot(catalog: Catalog) -> None:
 
 def _reopened(
     path: Path,
-    claim: _Claim,
+    claim: Claim,
     generations: list[int],
     capacity: int,
     description: directory.Description,
@@ -227,7 +239,7 @@ def _reopened(
         return None
 
 
-def _stored_generations(catalog: Catalog) -> list[int]:
+def stored_generations(catalog: Catalog) -> list[int]:
     """The generation of the hot files; two, while one makes way for the next."""
     value = catalog.get_property("hot_generations", [0])
     numbers = value if isinstance(value, list) else []
@@ -248,16 +260,17 @@ def _place(path: Path) -> list[int]:
     return [status.st_dev, status.st_ino]
 
 
-def _is_of(claim: _Claim, pool: Path, description: directory.Description) -> bool:
+def is_of(claim: Claim, pool: Path, description: directory.Description) -> bool:
+    """Whether a claim is that of the pool in the directory `pool`, and not of a copy."""
     return claim.uuid == description.uuid and claim.origin == _origin(pool)
 
 
-def _require_free(path: Path, claim: _Claim | None, pool: Path, description: directory.Description) -> None:
+def _require_free(path: Path, claim: Claim | None, pool: Path, description: directory.Description) -> None:
     names = {entry.name for entry in path.iterdir()}
     foreign = sorted(name for name in names - _NAMES if not name.startswith(_NAME))
     if foreign:
         raise ValueError(f"{path} holds {foreign[0]!r}, which is not of a hot tier: choose an empty directory")
-    if claim is None or _is_of(claim, pool, description):
+    if claim is None or is_of(claim, pool, description):
         return
     # A copy of a hot tier has nothing that the one that it was copied from has not.
     if claim.dirty and claim.boot == boot_id() and claim.place == _place(path):
@@ -304,7 +317,7 @@ def _write_claim(path: Path, text: bytes) -> None:
             file.write(text)
 
 
-def _read_claim(path: Path) -> _Claim | None:
+def read_claim(path: Path) -> Claim | None:
     """What `hot.json` says; `None` where there is none that makes sense."""
     try:
         fd = os.open(path / _NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -329,7 +342,7 @@ def _read_claim(path: Path) -> _Claim | None:
             "dirty": bool(dirty),
             "sizes": dict(sizes),
         }:
-            return _Claim(uuid, origin, place, generation, boot, dirty, sizes)
+            return Claim(uuid, origin, place, generation, boot, dirty, sizes)
     return None
 
 

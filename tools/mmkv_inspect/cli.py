@@ -17,7 +17,7 @@ def main() -> NoReturn:
     # Typer's Pydantic would look through every installed package for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from mmkv.errors import MmkvError
-    from mmkv_inspect.commands import app
+    from mmkv_inspect.care import app
     from mmkv_inspect.text import complain
 
     gc.freeze()

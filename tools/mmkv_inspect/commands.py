@@ -18,7 +18,7 @@ from mmkv_inspect.reading import PoolView, read_pool
 from mmkv_inspect.selection import Selection, SortKey, sort_infos
 from mmkv_inspect.text import complain, parse_age, size_text, visible
 
-__all__ = ["app"]
+__all__ = ["CatalogOption", "Command", "JsonOption", "PoolArgument", "app"]
 
 _VARIABLE = "MMKV_POOL"
 
@@ -38,13 +38,16 @@ _USAGES = {
     "top": "[POOL]",
     "rm": "POOL [ID]...",
     "probe": "DIR",
+    "check": "[POOL]",
+    "export": "[POOL] ID FILE",
+    "import": "POOL FILE [ID]",
 }
 
 
-class _Command(TyperCommand):
+class Command(TyperCommand):
     """A command whose usage line says which arguments may be left out."""
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002, D102
         return ["[OPTIONS]", _USAGES[self.name or ""]]
 
 
@@ -62,14 +65,18 @@ def _age(text: str) -> float:
         raise typer.BadParameter(str(error)) from error
 
 
-_Pool = Annotated[Path, typer.Argument(metavar="POOL", envvar=_VARIABLE, readable=False, help="The pool's directory.")]
-_Catalog = Annotated[
+PoolArgument = Annotated[
+    Path, typer.Argument(metavar="POOL", envvar=_VARIABLE, readable=False, help="The pool's directory.")
+]
+CatalogOption = Annotated[
     Path | None,
     typer.Option(
         "--catalog", metavar="FILE", readable=False, help="The pool's catalog, where it lies outside of its directory."
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document: sizes in bytes, times as Unix seconds.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document: sizes in bytes, times as Unix seconds.")
+]
 _Namespace = Annotated[
     str | None, typer.Option("--namespace", metavar="NS", help="Only this namespace; '' is the default one.")
 ]
@@ -104,6 +111,8 @@ def _root() -> None:
       mmkv-inspect rm /mnt/kv chat-42                drop one, also while the engine runs
       mmkv-inspect rm /mnt/kv --older-than 7d        drop all that were not parked for a week
       mmkv-inspect probe /mnt/kv                     what this machine can do for a pool there
+      mmkv-inspect check /mnt/kv                     whether catalog and files fit together
+      mmkv-inspect export /mnt/kv chat-42 FILE       one conversation as a file, which import takes in elsewhere
 
     \b
     Exit codes:
@@ -113,9 +122,9 @@ def _root() -> None:
     """
 
 
-@app.command("list", cls=_Command, short_help="List the conversations of a pool.")
+@app.command("list", cls=Command, short_help="List the conversations of a pool.")
 def _list(
-    pool: _Pool,
+    pool: PoolArgument,
     sort: Annotated[SortKey, typer.Option(metavar="KEY", help=_SORT_HELP)] = SortKey.RECENT,
     reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
     namespace: _Namespace = None,
@@ -126,8 +135,8 @@ def _list(
     ] = None,
     older_than: _OlderThan = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N of them.")] = None,
-    catalog: _Catalog = None,
-    as_json: _Json = False,
+    catalog: CatalogOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the conversations of a pool.
 
@@ -156,12 +165,12 @@ def _list(
         print_list(infos, len(view.rows), view.now, hot=view.has_hot_tier)
 
 
-@app.command("show", cls=_Command, short_help="Show where one conversation lies.")
+@app.command("show", cls=Command, short_help="Show where one conversation lies.")
 def _show(
     pool: Annotated[str, typer.Argument(metavar="POOL", help=f"The pool's directory; left out, {_VARIABLE} names it.")],
     conversation: Annotated[str | None, typer.Argument(metavar="ID", help="The conversation's id, in full.")] = None,
-    catalog: _Catalog = None,
-    as_json: _Json = False,
+    catalog: CatalogOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show one conversation: its figures, and the blocks and checkpoints that hold it.
 
@@ -191,8 +200,8 @@ def _show(
         print_conversation(row, info, view.description.geometry, view.now, hot=view.has_hot_tier)
 
 
-@app.command("stats", cls=_Command, short_help="Show a pool in figures.")
-def _stats(pool: _Pool, catalog: _Catalog = None, as_json: _Json = False) -> None:
+@app.command("stats", cls=Command, short_help="Show a pool in figures.")
+def _stats(pool: PoolArgument, catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
     """Show a pool in figures: space, fragmentation, layout, owner, and the path that bytes take.
 
     Space is counted from the catalog at this moment; transfers are what the owner noted last, about every second.
@@ -219,15 +228,15 @@ def _stats(pool: _Pool, catalog: _Catalog = None, as_json: _Json = False) -> Non
         raise typer.Exit(1)
 
 
-@app.command("top", cls=_Command, short_help="Watch what a running engine does with its pool.")
+@app.command("top", cls=Command, short_help="Watch what a running engine does with its pool.")
 def _top(
-    pool: _Pool,
+    pool: PoolArgument,
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="How long from one look to the next.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame, and end.")] = False,
-    catalog: _Catalog = None,
-    as_json: _Json = False,
+    catalog: CatalogOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Watch what a running engine does with its pool: tiers, rates, and each transfer under way.
 
@@ -257,7 +266,7 @@ def _top(
         watch(pool, catalog, interval)
 
 
-@app.command("rm", cls=_Command, short_help="Drop conversations.")
+@app.command("rm", cls=Command, short_help="Drop conversations.")
 def _rm(
     pool: Annotated[Path, typer.Argument(metavar="POOL", readable=False, help="The pool's directory, always said.")],
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Conversations to drop.")] = None,
@@ -267,7 +276,7 @@ def _rm(
     older_than: _OlderThan = None,
     namespace: _Namespace = None,
     match: _Match = None,
-    catalog: _Catalog = None,
+    catalog: CatalogOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before dropping what options select.")] = False,
     wait: Annotated[
@@ -357,10 +366,10 @@ def _drop(view: PoolView, catalog: Path | None, names: list[str], wait: float) -
     return [name for name, outcome in outcomes.items() if outcome in (Outcome.REFUSED, Outcome.WAITING)]
 
 
-@app.command("probe", cls=_Command, short_help="Find out what this machine can do for a pool.")
+@app.command("probe", cls=Command, short_help="Find out what this machine can do for a pool.")
 def _probe(
     directory: Annotated[Path, typer.Argument(metavar="DIR", readable=False, help="Where a pool is, or would be.")],
-    as_json: _Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Find out what this machine can do for a pool in a directory: which path bytes would take, how fast, and why.
 
