@@ -19,8 +19,8 @@ class HangingStore(PosixStore):
     fails: str | None = None
     fail_at = 0
 
-    def __init__(self, threads: int) -> None:
-        super().__init__(threads)
+    def __init__(self, threads: int, *, disk: bool = False) -> None:
+        super().__init__(threads, disk=disk)
         self.freed = threading.Event()
         self.waiting = 0
 
