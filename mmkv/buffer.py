@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmkv.layout import FOREIGN_DTYPES, dtype_bytes
+from mmkv.layout import FOREIGN_DTYPES, dtype_bytes, dtype_name
 
 __all__ = ["Buffer", "allocate_host", "buffer_of"]
 
@@ -95,7 +95,8 @@ def buffer_of(array: Any) -> Buffer:
 def _numpy_buffer(view: np.ndarray[Any, Any], owner: object) -> Buffer:
     if not view.flags.c_contiguous:
         raise ValueError(f"the array of shape {view.shape} and strides {view.strides} is not C-contiguous")
-    return Buffer(view.ctypes.data, view.nbytes, view.shape, view.dtype.name, None, view.flags.writeable, (owner, view))
+    name = dtype_name(view.dtype)
+    return Buffer(view.ctypes.data, view.nbytes, view.shape, name, None, view.flags.writeable, (owner, view))
 
 
 def _cuda_buffer(array: Any, interface: dict[str, Any]) -> Buffer:

@@ -136,7 +136,7 @@ def _drop_behind(rows: Rows, kind: str, whole: int, geometry: Geometry) -> None:
 def _reaches(version: Version, kind: str, end: int) -> bool:
     if kind == "blocks":
         return any(extent.first + extent.blocks > end for extent in version.extents)
-    return any(record >= end for _, record in version.points)
+    return any(point.record >= end for point in version.points)
 
 
 def check_names(rows: Rows, path: Path, catalog: Path, geometry: Geometry) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.catalog import Catalog, Resident
+from mmkv.catalog import Catalog, Checkpoint, Resident
 from mmkv.distrust import bounded_rows
 from mmkv.findings import Finding, Repair, Severity
 from mmkv.geometry import Extent
@@ -34,8 +34,7 @@ class Version:
     synced: bool
     hashes: npt.NDArray[np.uint64]
     extents: list[Extent] = field(default_factory=list)
-    # Token count and record of each.
-    points: list[tuple[int, int]] = field(default_factory=list)
+    points: list[Checkpoint] = field(default_factory=list)
     sound: bool = True
 
 
@@ -121,7 +120,7 @@ def read_rows(catalog: Catalog) -> Rows:
         "versions": "SELECT id, conversation, tokens, created, CAST(boot AS BLOB), synced, CAST(hashes AS BLOB) "
         "FROM versions",
         "extents": "SELECT version, tier, ordinal, first, count FROM extents",
-        "checkpoints": "SELECT version, tier, tokens, record FROM checkpoints",
+        "checkpoints": "SELECT version, tier, tokens, record, boundary FROM checkpoints",
         "segments": "SELECT tier, CAST(kind AS BLOB), number FROM segments",
         "residents": "SELECT CAST(kind AS BLOB), number, hot, dirty FROM residents",
     }
@@ -269,13 +268,13 @@ def _take_extents(rows: Rows, table: list[tuple[Any, ...]]) -> None:
 
 def _take_checkpoints(rows: Rows, table: list[tuple[Any, ...]]) -> None:
     lost: dict[Any, int] = defaultdict(int)
-    for version, tier, tokens, record in table:
+    for version, tier, tokens, record, boundary in table:
         if tier != 0 or version not in rows.versions:
             lost[version] += 1
         elif not (_is_count(tokens) and _is_count(record)):
             rows.condemn("row-invalid", rows.versions[version], f"has a checkpoint at {_shown(tokens)} tokens")
         else:
-            rows.versions[version].points.append((tokens, record))
+            rows.versions[version].points.append(Checkpoint(tokens, record, bool(boundary)))
     for version in rows.versions.values():
         version.points.sort()
     _dangling(rows, "checkpoints", lost)

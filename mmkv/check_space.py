@@ -63,12 +63,12 @@ def _version_problems(
             yield "extent-outside", f"lists {_run(extent)}, not all of which are in allocated segments"
     if extent_blocks(union_extents(version.extents)) != listed:
         yield "extents-overlap", "lists a block twice"
-    points = [tokens for tokens, _ in version.points]
+    points = [point.tokens for point in version.points]
     if points and points[-1] > version.tokens:
         yield "checkpoint-behind", f"has {version.tokens} tokens, and a checkpoint at {points[-1]}"
     if geometry.layout.state_bytes and version.tokens not in points:
         yield "checkpoint-missing", f"has no checkpoint at its end, at {version.tokens} tokens"
-    used = [record for _, record in version.points]
+    used = [point.record for point in version.points]
     if not all(records.holds(Extent(record, 1)) for record in used):
         yield "record-outside", "lists a record that is in no allocated segment"
     if len(set(used)) < len(used):
@@ -186,8 +186,8 @@ def _check_records(rows: Rows, held: Sequence[tuple[Conversation, Version]]) -> 
     users = defaultdict(list)
     for conversation, version in held:
         if version.sound:
-            for tokens, record in version.points:
-                users[record].append((conversation, version, tokens))
+            for point in version.points:
+                users[point.record].append((conversation, version, point.tokens))
     for record, found in users.items():
         if len({(conversation.namespace, tokens) for conversation, _, tokens in found}) > 1:
             for _, version, _ in found:
@@ -242,7 +242,7 @@ def check_residents(rows: Rows, hot_lengths: dict[str, int] | None) -> None:
 
 def _keys(version: Version, resident: Container[tuple[str, int]]) -> Iterator[tuple[str, int]]:
     yield from (("blocks", n) for n in block_numbers(version.extents).tolist() if ("blocks", n) in resident)
-    yield from (("checkpoints", r) for _, r in version.points if ("checkpoints", r) in resident)
+    yield from (("checkpoints", p.record) for p in version.points if ("checkpoints", p.record) in resident)
 
 
 def _check_hot_numbers(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mmkv.sizes import as_count
 
-__all__ = ["Layer", "Layout", "Plane", "State", "dtype_bytes"]
+__all__ = ["Layer", "Layout", "Plane", "State", "dtype_bytes", "dtype_name"]
 
 # Types that models store and NumPy has no name for: bytes of one element.
 _FOREIGN_DTYPE_BYTES = {
@@ -70,11 +70,16 @@ def _canonical_dtype(dtype: object) -> str:
         return dtype
     if not isinstance(dtype, str):
         try:
-            dtype = str(np.dtype(cast("npt.DTypeLike", dtype)).name)
+            dtype = dtype_name(np.dtype(cast("npt.DTypeLike", dtype)))
         except TypeError as error:
             raise TypeError(f"dtype must be a name such as 'float16', not {dtype!r}") from error
     dtype_bytes(dtype)
-    return dtype if dtype in _FOREIGN_DTYPE_BYTES else str(np.dtype(dtype).name)
+    return dtype if dtype in _FOREIGN_DTYPE_BYTES else dtype_name(np.dtype(dtype))
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype of NumPy's: its own, but for raw bytes, whose own (`void24` for three) it does not know."""
+    return f"V{dtype.itemsize}" if dtype.type is np.void else dtype.name
 
 
 def _canonical_shape(shape: object) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ def _check_dtype(buffer: Buffer, dtype: str) -> None:
     # For a dtype that NumPy may lack, unsigned integers of its size will do.
     stands_for = dtype in FOREIGN_DTYPES and buffer.dtype in (
         f"uint{8 * dtype_bytes(dtype)}",
-        f"void{8 * dtype_bytes(dtype)}",
+        f"V{dtype_bytes(dtype)}",
     )
     if buffer.dtype != dtype and not stands_for:
         raise ValueError(f"the array is of {buffer.dtype}, not of {dtype}")

@@ -34,6 +34,7 @@ from mmkv.expiry import Expiry
 from mmkv.geometry import Extent, extent_blocks
 from mmkv.hot import Hot
 from mmkv.housekeeping import Housekeeping
+from mmkv.importing import Arrival, Parcel
 from mmkv.info import ConversationInfo, PoolStats, TierStats, conversation_infos
 from mmkv.layout import Layout
 from mmkv.ledger import Conversation, Ledger, Version
@@ -63,7 +64,7 @@ from mmkv.store.contract import Gate
 from mmkv.swapping import Handover
 from mmkv.taking import Take
 from mmkv.traffic import Parking, Traffic
-from mmkv.transfer import Transfer
+from mmkv.transfer import Receipt, Transfer
 from mmkv.warming import close_hot
 from mmkv.writer import Writer
 
@@ -807,6 +808,93 @@ class Pool:
             self._space.blocks.hold(row.extents)
             self._space.records.hold([Extent(point.record, 1) for point in row.checkpoints])
             self._ledger.commit(name, namespace, row, used, None)
+
+    def import_file(
+        self,
+        file: str | os.PathLike[str],
+        conversation: str | None = None,
+        *,
+        namespace: str | None = None,
+        replace: bool = False,
+    ) -> Receipt:
+        """Take in a conversation that `mmkv-inspect export` wrote to a file, and wait until it is on the medium.
+
+        Its bytes are trusted as a park's are: conversations of its namespace will share them.
+
+        Parameters
+        ----------
+        file : path
+            The file.
+        conversation : str, optional
+            Its id here; by default the one that it had.
+        namespace : str, optional
+            Its namespace here; by default the one that it had.
+        replace : bool
+            Whether to replace a conversation of that id.
+
+        Raises
+        ------
+        LayoutMismatch
+            It is of another layout.
+        PoolFull
+            There is no room.
+        MmkvError, ValueError
+            The file is damaged or no such file, or there is a conversation of that id.
+        """
+        self._require_owner()
+        with Parcel(Path(os.path.abspath(os.fspath(file))), self.layout, self.path) as parcel:
+            name = _conversation_id(parcel.about.conversation if conversation is None else conversation)
+            where = _text(parcel.about.namespace if namespace is None else namespace, "namespace", least=0)
+            self._traffic.enter_park(name, self._require_owner)
+            arrival: Arrival | None = None
+            try:
+                arrival = Arrival(
+                    self._lock,
+                    self._catalog,
+                    self._space,
+                    self._ledger,
+                    self._room,
+                    boot=self._boot,
+                    parcel=parcel,
+                    name=name,
+                    namespace=where,
+                    replace=replace,
+                )
+                transfer = self._import_transfer(name, arrival)
+                self._traffic.enter(transfer, arrival.held_bytes, self._require_owner)
+            except BaseException:
+                if arrival is not None:
+                    arrival.release()
+                self._traffic.leave_park(name)
+                raise
+            self._traffic.begin_park(name, Parking(arrival, transfer))
+            transfer.begin()
+            try:
+                arrival.copy(transfer)
+            except BaseException as error:
+                transfer.failed(error if isinstance(error, Exception) else TransferError(f"interrupted: {error!r}"))
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                transfer.released()
+            return transfer.result()
+
+    def _import_transfer(self, name: str, arrival: Arrival) -> Transfer:
+        def release(transfer: Transfer) -> None:
+            arrival.release()
+            self._ended(transfer)
+
+        return Transfer(
+            f"import of {name!r}",
+            len(self.layout.layers),
+            kind="park",
+            parts=1,
+            deadline=None,
+            finish=arrival.commit,
+            release=release,
+            tokens=arrival.tokens,
+            tokens_written=arrival.tokens,
+        )
 
     def drop(self, conversation: str) -> None:
         """Forget a conversation; a park of it that is under way is cancelled.

@@ -10,6 +10,7 @@ from mmkv.info import TransferStats
 from mmkv.transfer import Transfer
 
 if TYPE_CHECKING:
+    from mmkv.importing import Arrival
     from mmkv.parking import Park
 
 __all__ = ["Parking", "Traffic"]
@@ -18,7 +19,7 @@ __all__ = ["Parking", "Traffic"]
 class Parking(NamedTuple):
     """A park under way and its transfer."""
 
-    park: Park
+    park: Park | Arrival
     transfer: Transfer
 
 

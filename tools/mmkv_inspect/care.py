@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmkv.errors import MmkvError
-from mmkv_inspect.commands import CatalogOption, Command, JsonOption, PoolArgument, app
-from mmkv_inspect.text import visible
+from mmkv_inspect.commands import VARIABLE, CatalogOption, Command, JsonOption, PoolArgument, app
+from mmkv_inspect.text import size_text, visible
 
 if TYPE_CHECKING:
     from mmkv.checking import Action, Check
@@ -99,3 +100,76 @@ def _summary(found: Check) -> str:
         for severity in ("error", "warning", "note")
     ]
     return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count) or "fine"
+
+
+@app.command("export", cls=Command, short_help="Write one conversation to a file.")
+def _export(
+    pool: Annotated[str, typer.Argument(metavar="POOL", help=f"The pool's directory; left out, {VARIABLE} names it.")],
+    conversation: Annotated[str, typer.Argument(metavar="ID", help="The conversation's id, in full.")],
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", readable=False, help="The file to write.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NS", help="Refuse it if it is in another namespace.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace FILE if it exists.")] = False,
+    catalog: CatalogOption = None,
+) -> None:
+    """Write one conversation to a safetensors file, which import takes into any pool of the same layout.
+
+    Planes come as planes.LAYER.NAME of shape (tokens, ...), states as states.TOKENS.LAYER.NAME for each checkpoint,
+    the ids as token_ids; all else stands in the metadata. Works beside a running engine, which does not wait: what it
+    parks anew meanwhile is read again. FILE has its name only when it is whole. It is its user's text: mode 0600.
+
+    \b
+    Examples:
+      mmkv-inspect export /mnt/kv chat-42 chat-42.safetensors
+      MMKV_POOL=/mnt/kv mmkv-inspect export chat-42 chat-42.safetensors
+    """
+    from mmkv.exporting import export_conversation
+
+    if file is None:
+        # Two arguments are the id and the file: typer fills from the left.
+        pool, conversation, file = os.environ.get(VARIABLE, ""), pool, Path(conversation)
+        if not pool:
+            raise typer.BadParameter(f"POOL, ID and FILE are needed, for {VARIABLE} names no pool")
+    try:
+        size = export_conversation(
+            Path(pool), conversation, file, elsewhere=catalog, namespace=namespace, replace=force
+        )
+    except ValueError as error:
+        raise MmkvError(str(error)) from error
+    print(f"wrote {visible(conversation)} to {visible(str(file))}, {size_text(size)}")
+
+
+@app.command("import", cls=Command, short_help="Take one conversation in from a file.")
+def _import(
+    pool: Annotated[Path, typer.Argument(metavar="POOL", readable=False, help="The pool's directory, always said.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", readable=False, help="What export wrote.")],
+    conversation: Annotated[str | None, typer.Argument(metavar="ID", help="Its id here, if not the same.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NS", help="Its namespace here, if not the same.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a conversation of that id.")] = False,
+    catalog: CatalogOption = None,
+) -> None:
+    """Take one conversation in from a file that export wrote, into a pool that no engine has open.
+
+    The file must be of the pool's layout; type, shape and place of every tensor are checked before a byte moves. The
+    conversation is there as a whole, on the medium, or not at all; others may be dropped to make room. Conversations
+    of its namespace will share its bytes, so import only what you trust as much as your engine, or into a namespace of
+    its own.
+
+    \b
+    Examples:
+      mmkv-inspect import /mnt/kv chat-42.safetensors
+      mmkv-inspect import /mnt/kv chat-42.safetensors copy-of-42 --namespace guests
+    """
+    # The whole library, which commands that only read do without.
+    from mmkv.pool import Pool
+
+    try:
+        # Nothing here may look for a GPU.
+        with Pool.open(pool, catalog=catalog, store="posix", threads=1) as opened:
+            receipt = opened.import_file(file, conversation, namespace=namespace, replace=replace)
+    except ValueError as error:
+        raise MmkvError(str(error)) from error
+    print(f"imported {visible(str(file))}: {receipt.tokens} tokens, {size_text(receipt.bytes)}")

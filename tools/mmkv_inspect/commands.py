@@ -18,9 +18,9 @@ from mmkv_inspect.reading import PoolView, read_pool
 from mmkv_inspect.selection import Selection, SortKey, sort_infos
 from mmkv_inspect.text import complain, parse_age, size_text, visible
 
-__all__ = ["CatalogOption", "Command", "JsonOption", "PoolArgument", "app"]
+__all__ = ["VARIABLE", "CatalogOption", "Command", "JsonOption", "PoolArgument", "app"]
 
-_VARIABLE = "MMKV_POOL"
+VARIABLE = "MMKV_POOL"
 
 app = typer.Typer(
     add_completion=False,
@@ -66,7 +66,7 @@ def _age(text: str) -> float:
 
 
 PoolArgument = Annotated[
-    Path, typer.Argument(metavar="POOL", envvar=_VARIABLE, readable=False, help="The pool's directory.")
+    Path, typer.Argument(metavar="POOL", envvar=VARIABLE, readable=False, help="The pool's directory.")
 ]
 CatalogOption = Annotated[
     Path | None,
@@ -167,7 +167,7 @@ def _list(
 
 @app.command("show", cls=Command, short_help="Show where one conversation lies.")
 def _show(
-    pool: Annotated[str, typer.Argument(metavar="POOL", help=f"The pool's directory; left out, {_VARIABLE} names it.")],
+    pool: Annotated[str, typer.Argument(metavar="POOL", help=f"The pool's directory; left out, {VARIABLE} names it.")],
     conversation: Annotated[str | None, typer.Argument(metavar="ID", help="The conversation's id, in full.")] = None,
     catalog: CatalogOption = None,
     as_json: JsonOption = False,
@@ -182,9 +182,9 @@ def _show(
     """
     if conversation is None:
         # One argument is the id: typer fills from the left.
-        pool, conversation = os.environ.get(_VARIABLE, ""), pool
+        pool, conversation = os.environ.get(VARIABLE, ""), pool
         if not pool:
-            raise typer.BadParameter(f"both POOL and ID are needed, for {_VARIABLE} names no pool")
+            raise typer.BadParameter(f"both POOL and ID are needed, for {VARIABLE} names no pool")
     view = read_pool(Path(pool), catalog)
     pairs = zip(view.rows, view.infos(), strict=True)
     row, info = next((pair for pair in pairs if pair[0].name == conversation), (None, None))
