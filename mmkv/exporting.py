@@ -24,7 +24,7 @@ from mmkv.portable import About, Part, parts_of
 from mmkv.sizes import round_up
 from mmkv.store.files import PoolFile
 from mmkv.tensorfile import header_of
-from mmkv.warming import read_claim, stored_hot
+from mmkv.warming import is_of, read_claim, stored_hot
 
 __all__ = ["export_conversation"]
 
@@ -181,7 +181,7 @@ def _write(path: Path, description: Description, catalog: Catalog, source: _Sour
     tiers = [_Tier(path, description.geometry, {})]
     try:
         if source.dirty:
-            tiers.append(_hot_tier(description, catalog, source))
+            tiers.append(_hot_tier(path, description, catalog, source))
         buffer = memoryview(bytearray(_CHUNK))
         for part in parts:
             for file, offset, size in _runs(tiers, source, part):
@@ -200,10 +200,10 @@ def _put(out: BinaryIO, data: bytes | memoryview) -> None:
         view = view[out.write(view) :]
 
 
-def _hot_tier(description: Description, catalog: Catalog, source: _Source) -> _Tier:
+def _hot_tier(path: Path, description: Description, catalog: Catalog, source: _Source) -> _Tier:
     stored = stored_hot(catalog)
     claim = None if stored is None else read_claim(stored[0])
-    if stored is None or claim is None or claim.uuid != description.uuid or (stored[0] / "layers").is_symlink():
+    if stored is None or claim is None or not is_of(claim, path, description) or (stored[0] / "layers").is_symlink():
         raise ConversationCorrupt(
             f"{source.conversation.name!r} has bytes in a hot tier that is gone: see mmkv-inspect check"
         )

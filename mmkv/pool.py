@@ -273,12 +273,12 @@ class Pool:
             if hot is not None and (former := hot_of(where, elsewhere)) is not None and former != hot_path:
                 _leave_hot(cls, where, layout, elsewhere)
             opened = open_owner(where, layout, size, free, elsewhere, (hot_path, hot_size))
-        # Path and hot tier may lie on different media, whose stores differ.
-        movers = Movers(where, opened.medium, store, lanes, opened.space.allocated)
-        hot_movers = None
-        if opened.hot is not None:
-            hot_movers = Movers(opened.hot.path, opened.hot.medium, "auto", lanes, opened.hot.space.allocated)
         try:
+            # Path and hot tier may lie on different media, whose stores differ.
+            movers = Movers(where, opened.medium, store, lanes, opened.space.allocated)
+            hot_movers = None
+            if opened.hot is not None:
+                hot_movers = Movers(opened.hot.path, opened.hot.medium, "auto", lanes, opened.hot.space.allocated)
             pool = cls(
                 opened,
                 deadline=deadline,

@@ -157,8 +157,11 @@ def open_hot(
         space = None
         if claim is not None and is_of(claim, pool, description) and claim.place == _place(path):
             space = _reopened(path, claim, generations, capacity, description, catalog, medium, min_free_ram)
-        residents = catalog.residents() if space is not None else []
-        if space is None:
+        residents = []
+        if space is not None:
+            undo.callback(space.close)
+            residents = catalog.residents()
+        else:
             geometry = choose_geometry(description.layout, capacity)
             forget_hot(catalog)
             _clear(path)
@@ -168,7 +171,7 @@ def open_hot(
                 )
             except OSError as error:
                 raise PoolFull(f"cannot make the hot tier at {path}: {error.strerror}") from error
-        undo.callback(space.close)
+            undo.callback(space.close)
         space.trim()
         opened = OpenedHot(path, pool, medium, space, lock, residents, max(generations))
         _claim(opened, description, catalog, dirty=True)
