@@ -75,12 +75,12 @@ def check_files(rows: Rows, path: Path, geometry: Geometry, *, tier: int, owned:
             longer.append(f"{file} has {status.st_size} bytes, {status.st_size - needed} more than its segments")
         elif not owned and status.st_blocks * 512 > len(segments) * size + _SLACK:
             kept += status.st_blocks * 512 - len(segments) * size
-    advice = "nothing, or --fix: the next opening cuts it"
+    advice, cut = "nothing: the next opening cuts it", Repair(trim=True) if tier == 0 else None
     for text in longer:
-        rows.found("note", "file-long", text, advice, Repair("cut the files to their segments", trim=True))
+        rows.found("note", "file-long", text, advice, cut)
     if kept:
         text = f"the files in {path} hold {kept} bytes where the catalog lists no segment"
-        rows.found("note", "space-unlisted", text, advice, Repair("give back what no segment holds", trim=True))
+        rows.found("note", "space-unlisted", text, advice, cut)
     if tier == 0:
         for kind, whole in shortest.items():
             _drop_behind(rows, kind, whole, geometry)

@@ -111,13 +111,14 @@ def _look(path: Path, description: Description, catalog: Catalog, *, owned: bool
     try:
         damage = catalog.damage()
         rows = read_rows(catalog) if not damage else Rows()
+        uuid = catalog.get_property("uuid")
     except PoolCorrupt as error:
-        damage, rows = [str(error)], Rows()
+        damage, rows, uuid = [str(error)], Rows(), None
     if damage:
         advice = "restore it from a copy, or empty the directory to start anew: every prompt is read again"
         return Check(0, 0, tuple(Finding("error", "catalog-broken", text, advice) for text in damage), ())
     geometry = description.geometry
-    if catalog.get_property("uuid") != description.uuid:
+    if uuid != description.uuid:
         text = f"{catalog.path} belongs to another pool than {path / 'pool.json'}"
         rows.found("error", "catalog-foreign", text, "put the catalog of this pool back")
         return _result(rows)

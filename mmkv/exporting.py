@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -156,7 +157,8 @@ def _partial(file: Path) -> Iterator[BinaryIO]:
         with os.fdopen(fd, "wb", buffering=0) as out:
             yield out
     except OSError as error:
-        raise PoolFull(f"cannot write {partial}: {error.strerror}") from error
+        kind = PoolFull if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else MmkvError
+        raise kind(f"cannot write {file}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
 
