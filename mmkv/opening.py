@@ -134,7 +134,9 @@ def _open_hot(
             where = stored[0]
         else:
             _log.warning(
-                "the hot tier at %s is gone, and the pool is opened without one: give hot= for a new one", stored[0]
+                "the hot tier at %s is gone, or is that of another copy of this pool, which is opened without one: "
+                "give hot= for a new one",
+                stored[0],
             )
             forget_hot(catalog)
     if capacity is None and stored is not None and stored[0] == where:
