@@ -32,7 +32,7 @@ from benchmarks.disk import PlainFiles
 from benchmarks.machine import provenance
 from benchmarks.memory import DeviceMemory, Memory, PlaneRows, allocate_slot, memory_of, rows_of
 from benchmarks.results import TARGETS, Output, median, reason_of, spread
-from benchmarks.rig import console
+from benchmarks.rig import POOL_CONVERSATIONS, console
 from benchmarks.rooms import LockedRoom
 from benchmarks.work import Noise, default_directory, default_disk, layout_of, new_ids, temporary_directory, wipe
 from mmkv.medium import medium_of
@@ -219,15 +219,17 @@ def spills(bench: Bench) -> None:
 def beside_the_writer(bench: Bench) -> None:
     """Parks and hot takes while the writer is at work, in turn with such when there is nothing to write."""
     with bench.pool(5, 4.4, bench.bytes) as pool:
-        # The second time round, the hot files have all the segments that it takes.
-        for name in ("hot", "a", "b", "a", "b", "a"):
+        for name in ("hot", "a", "b"):
             bench.park(pool, name, bench.tokens)
             pool.flush()
         bench.take(pool, "hot", bench.tokens)
         wait_until_locked(pool)
         parks: dict[bool, list[float]] = {False: [], True: []}
         takes: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(bench.repeats):
+        for turn in range(bench.repeats + 1):
+            if turn == 1:
+                # The files have grown by now as far as they will, and the maps of them are page-locked.
+                parks, takes = {False: [], True: []}, {False: [], True: []}
             for busy in (False, True):
                 if busy:
                     bench.park(pool, "b", bench.tokens)
@@ -281,7 +283,8 @@ def kvikio_in_ram(bench: Bench) -> None:
     room = LockedRoom(bench.memory, bench.rows, bench.tokens)
     takes, parks, ram_takes, ram_parks, paths = [], [], [], [], set()
     try:
-        with mmkv.Pool.open(path, bench.layout, capacity=int(2.5 * bench.bytes), store="direct") as pool:
+        # A pool for many conversations, whose segments are as long as an engine's are.
+        with mmkv.Pool.open(path, bench.layout, capacity=POOL_CONVERSATIONS * bench.bytes, store="direct") as pool:
             for turn in range(bench.repeats + 1):
                 parked = bench.park(pool, "chat", bench.tokens)
                 taken, _, by = bench.take(pool, "chat", bench.tokens)

@@ -201,6 +201,10 @@ class Writer:
             self._catalog.mark_synced([c.version.row.id for c in done])
             for conversation in done:
                 self._ledger.mark_synced(conversation)
+            if done:
+                # The transaction that was synced comes after all that freed numbers, these among them.
+                self._path.blocks.settle()
+                self._path.records.settle()
             self._changed.notify_all()
 
     # In the background
