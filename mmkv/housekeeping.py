@@ -81,22 +81,25 @@ class Housekeeping:
             _log.warning("the last uses and figures are not in %s: %s", self._catalog.path, error)
 
     def _run(self) -> None:
-        failing = False
+        jobs = (self._expire, *self._chores, self._carry_out_requests, self._note_uses, self._note_stats_in_time)
+        failing: set[int] = set()
         while not self._stopping.wait(_TICK_SECONDS):
-            try:
-                self._traffic.expire()
-                for chore in self._chores:
-                    chore()
-                self._carry_out_requests()
-                self._note_uses()
-                if time.monotonic() - self._noted_at > _STATS_SECONDS:
-                    self._note_stats()
-                failing = False
-            except Exception:
-                # No call owns this: tell once, and go on; the same error meets the next call that needs the catalog.
-                if not failing:
-                    _log.exception("housekeeping of the pool of %s failed", self._catalog.path)
-                failing = True
+            for number, job in enumerate(jobs):
+                try:
+                    job()
+                    failing.discard(number)
+                except Exception:
+                    # No call owns this: tell once, and go on; what needs the catalog, too, meets the same error.
+                    if number not in failing:
+                        _log.exception("housekeeping of the pool of %s failed", self._catalog.path)
+                    failing.add(number)
+
+    def _expire(self) -> None:
+        self._traffic.expire()
+
+    def _note_stats_in_time(self) -> None:
+        if time.monotonic() - self._noted_at > _STATS_SECONDS:
+            self._note_stats()
 
     def _carry_out_requests(self) -> None:
         changes = self._catalog.change_counter()

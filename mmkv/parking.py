@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from mmkv.prefix import chain_hashes
 from mmkv.room import Room
 from mmkv.sizes import round_up
 from mmkv.space import Kind, Reservation, Space
+from mmkv.uninterrupted import uninterrupted
 from mmkv.writer import Writer
 
 __all__ = ["Park"]
@@ -231,10 +233,12 @@ class Park:
             version = former.version
             common = self._space.common_prefix(version.extents, version.tokens, ids)
             known = version.row.hashes[: common // block_tokens]
+            granule = self._space.geometry.layout.granule
             own = own_delta(
                 version.extents,
                 version.tokens,
-                common,
+                # A part of an opaque page is another page: it is kept only with the version that ends in it.
+                common if common == len(ids) == version.tokens else common // granule * granule,
                 len(ids),
                 block_tokens,
                 append=self._appends_at_path and self._may_append(former),
@@ -308,6 +312,11 @@ class Park:
                 )
             self._space.sync()
         self._require_whole()
+        uninterrupted(partial(self._commit, new))
+        if self._hot is not None:
+            self._writer.notify()
+
+    def _commit(self, new: dict[Kind, Pairs]) -> None:
         with self._lock:
             if self._revoked:
                 raise TransferCancelled(f"{self._name!r} was dropped while it was being parked")
@@ -341,9 +350,6 @@ class Park:
             self._space.records.release(
                 [run for run in (*self._kept.records, *self._new.records) if run.first not in listed]
             )
-
-        if self._hot is not None:
-            self._writer.notify()
 
     def _new_pairs(self) -> dict[Kind, Pairs]:
         """The new numbers that have a place in the hot tier, by kind."""

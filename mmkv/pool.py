@@ -65,6 +65,7 @@ from mmkv.swapping import Handover
 from mmkv.taking import Take
 from mmkv.traffic import Parking, Traffic
 from mmkv.transfer import Receipt, Transfer
+from mmkv.uninterrupted import uninterrupted
 from mmkv.warming import close_hot
 from mmkv.writer import Writer
 
@@ -412,12 +413,12 @@ class Pool:
             route = self._route(park.placements(), slot, states)
             transfer = self._park_transfer(name, park, slot, route, handover)
             self._traffic.enter(transfer, park.held_bytes, self._require_owner)
+            self._traffic.begin_park(name, Parking(park, transfer))
         except BaseException:
             if park is not None:
                 park.release()
             self._traffic.leave_park(name)
             raise
-        self._traffic.begin_park(name, Parking(park, transfer))
 
         def begin() -> None:
             route.start("write", transfer, after)
@@ -785,6 +786,9 @@ class Pool:
         """
         name = _conversation_id(target)
         self._require_owner()
+        uninterrupted(partial(self._fork, source, name, tokens))
+
+    def _fork(self, source: Match | str, name: str, tokens: int | None) -> None:
         with self._lock:
             of, namespace, version, default = self._resolve(source)
             if version is None:
@@ -792,6 +796,7 @@ class Pool:
             if name in self._ledger.conversations or name in self._traffic.parking:
                 raise ValueError(f"conversation {name!r} exists already: choose another id, or drop it first")
             count = self._prefix_tokens(of, version, default, tokens)
+            self._require_page_end(0, count, version, of)
             geometry = self._space.geometry
             row = replace(
                 version.row,
@@ -908,6 +913,9 @@ class Pool:
         """
         self._require_owner()
         _require_name(conversation)
+        uninterrupted(partial(self._drop, conversation))
+
+    def _drop(self, conversation: str) -> None:
         with self._lock:
             parking = self._traffic.prepared(conversation)
             if parking is not None:
@@ -1143,6 +1151,7 @@ class Pool:
             raise PoolClosed(f"the pool at {self.path} cannot be used: {self._closed}")
         with self._lock:
             if self._readonly:
+                self._release_orphans()
                 self._reload()
             yield
 

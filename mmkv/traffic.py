@@ -91,6 +91,8 @@ class Traffic:
         """Count a transfer that holds so many bytes of blocks."""
         with self._changed:
             require_open()
+            # From here on it is held, begun or not: so that one whose beginning was interrupted meets its deadline.
+            transfer.begin()
             self._held[transfer] = held_bytes
 
     def begin_park(self, name: str, parking: Parking) -> None:

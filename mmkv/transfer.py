@@ -265,11 +265,19 @@ class Transfer:
         if self._concluding:
             try:
                 self._finish()
-            except Exception as error:
-                self.failed(error)
+            except BaseException as error:
+                self.failed(error if isinstance(error, Exception) else TransferError(f"interrupted: {error!r}"))
                 self._concluding = False
-        self._release(self)
-        self._settle(final=True)
+                if not isinstance(error, Exception):
+                    self._let_go()
+                    raise
+        self._let_go()
+
+    def _let_go(self) -> None:
+        try:
+            self._release(self)
+        finally:
+            self._settle(final=True)
 
     # What the pool calls
 
@@ -345,10 +353,18 @@ class Transfer:
             self._settled = True
             callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
+        if final or not callbacks:
+            self._call(callbacks)
+        else:
+            # Whoever looks after deadlines has others to look after.
+            threading.Thread(target=self._call, args=(callbacks,), name="mmkv-callbacks", daemon=True).start()
+
+    def _call(self, callbacks: list[Callable[[Transfer], None]]) -> None:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:
+            except BaseException:
+                # Not even one that exits may keep the others from being called.
                 _log.exception("a callback of %s failed", self.what)
 
     def _outcome(self) -> Receipt:
