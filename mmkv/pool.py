@@ -142,7 +142,7 @@ class Pool:
             self._catalog.set_property("owner", owner)
             if max_idle is not None:
                 self._expiry = Expiry(
-                    self._lock, self._ledger, self._traffic.parking, drop=self.drop, max_idle=max_idle
+                    self._lock, self._ledger, self._traffic.parking, drop=self._drop, max_idle=max_idle
                 )
             expire = () if self._expiry is None else (self._expiry.drop_idle,)
             self._housekeeping = Housekeeping(
@@ -917,6 +917,7 @@ class Pool:
 
     def _drop(self, conversation: str) -> None:
         with self._lock:
+            self._require_owner()
             parking = self._traffic.prepared(conversation)
             if parking is not None:
                 parking.park.revoke()
