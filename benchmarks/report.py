@@ -22,6 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 PAGE = ROOT / "docs" / "performance.md"
 
+RESULT_NAMES = ("pool_vs_ram", "rotation", "tiers")
+# Under which name a figure keeps the speed that its own is compared with: RAM's, the plain disk's, its own alone.
+_BESIDE = ("ram_gbps", "one_way_gbps", "plain_gbps", "alone_gbps")
+
 Result = Mapping[str, Any]
 
 
@@ -63,7 +67,7 @@ def bus(results: Mapping[str, Result]) -> str:
 
 
 def figures(results: Mapping[str, Result]) -> str:
-    """Every figure beside its target, and beside page-locked RAM in the same run."""
+    """Every figure beside its target, and the two speeds of one run that it is the ratio of."""
     found = {name: figure for result in results.values() for name, figure in result.get("figures", {}).items()}
     rows = []
     for name, target in TARGETS.items():
@@ -75,10 +79,10 @@ def figures(results: Mapping[str, Result]) -> str:
             rows.append([target.what, "not measured", wanted, "", "", figure["reason"].replace("|", "\\|")])
             continue
         reached = {True: "yes", False: "**no**", None: ""}[figure["met"]]
-        beside = [_rate(figure.get("gbps")), _rate(figure.get("ram_gbps", figure.get("one_way_gbps")))]
+        beside = [_rate(figure.get("gbps")), _rate(next((figure[key] for key in _BESIDE if key in figure), None))]
         value = f"{figure['value']:.3g} {target.unit}".rstrip()
         rows.append([target.what, value, wanted, reached, *beside])
-    heads = ["figure", "measured", "target", "reached", "GB/s", "page-locked RAM, GB/s"]
+    heads = ["figure", "measured", "target", "reached", "GB/s", "what it is beside, GB/s"]
     return _table(heads, rows) if rows else ""
 
 
@@ -129,7 +133,7 @@ def main(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; end with 1 if there is a difference.")] = False,
 ) -> None:
     """Write the tables of the performance page from the results."""
-    files = [results / f"{name}.json" for name in ("pool_vs_ram", "rotation")]
+    files = [results / f"{name}.json" for name in RESULT_NAMES]
     found = {file.stem: json.loads(file.read_text()) for file in files if file.exists()}
     before = page.read_text()
     after = filled(before, found)
