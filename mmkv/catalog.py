@@ -32,6 +32,8 @@ _BUSY_SECONDS = 10.0
 # Some 3,000 years: what a calendar can print.
 _MAX_TIME = 1e11
 _MOST_HOT = 1 << 40
+# SQLite fails in other ways than `SQLITE_FULL`, too, where less than this is free.
+_LEAST_FREE_BYTES = 1 << 20
 _SET_PROPERTY = "INSERT INTO properties VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 # Of `tier`, 0 is the pool's own files, which hold every version, and 1 the hot ones, which have segments of their own.
@@ -200,6 +202,7 @@ class Catalog:
         self._shared = medium_of(path).shared
         with self._errors():
             self._db = self._connect(readonly)
+        self._file = _identity(path)
         try:
             with self._errors():
                 limit_values(self._db)
@@ -213,7 +216,7 @@ class Catalog:
             raise
 
     def _connect(self, readonly: bool) -> sqlite3.Connection:
-        uri = f"file:{quote(str(self.path))}"
+        uri = f"file:{quote(os.fsencode(self.path))}"
         wal = self.path.with_name(self.path.name + "-wal")
         if readonly and not wal.exists() and not os.access(self.path.parent, os.W_OK) and _has_log(self.path):
             # A reader of a WAL database makes files beside it; where it may not, and nobody writes, it needs none.
@@ -228,7 +231,8 @@ class Catalog:
             yield
         except sqlite3.OperationalError as error:
             code = getattr(error, "sqlite_errorcode", None)
-            if code == sqlite3.SQLITE_FULL:
+            # Of a full file system SQLite says either, by which of its files did not grow.
+            if code == sqlite3.SQLITE_FULL or (_primary(code) == sqlite3.SQLITE_IOERR and _is_full(self.path)):
                 raise PoolFull(f"no room on the file system of {self.path}: free some space") from error
             raise MmkvError(f"the catalog {self.path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -303,6 +307,19 @@ class Catalog:
                 yield self._db
             finally:
                 self._db.execute("COMMIT")
+
+    def require_there(self) -> None:
+        """Check that the file was not deleted or replaced: what is written to it would be lost. Costs one `stat`.
+
+        Raises
+        ------
+        PoolCorrupt
+            It was.
+        """
+        if _identity(self.path) != self._file:
+            raise PoolCorrupt(
+                f"{self.path} was deleted or replaced while the pool is open: close the pool, and restore the file"
+            )
 
     def change_counter(self) -> int:
         """Changes when another connection has written to the catalog. Costs no read of the disk."""
@@ -571,6 +588,27 @@ def _forget_versions(db: sqlite3.Connection, conversation: int, keep: Iterable[i
         if version not in kept:
             for table, column in (("extents", "version"), ("checkpoints", "version"), ("versions", "id")):
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (version,))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _primary(code: int | None) -> int | None:
+    """The kind of an error of SQLite's, of which extended codes have more in their upper bits."""
+    return None if code is None else code & 0xFF
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _LEAST_FREE_BYTES
 
 
 def _count(value: object, what: str, least: int = 0, most: int = 1 << 60) -> int:

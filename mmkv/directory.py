@@ -121,7 +121,8 @@ def prepare(path: Path, *, create: bool) -> None:
     """
     try:
         if create and not path.exists():
-            path.mkdir(mode=0o700, parents=True)
+            # Another process may make it at this moment, too.
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except FileNotFoundError:
         raise PoolCorrupt(f"{path} does not exist: give a layout and a capacity to create a pool there") from None
@@ -281,7 +282,9 @@ def _difference(stored: Layout, given: Layout) -> str:
 class OwnerLock:
     """The lock of the one process that owns a pool.
 
-    An `flock`, which ends with the process, however it ends. See `Medium.locks_across_hosts` for other hosts.
+    An `flock`, which ends with the process, however it ends, of the file `lock`, and of the directory itself where that
+    can be locked: so that whoever deletes the file does not let a second owner in. See `Medium.locks_across_hosts` for
+    other hosts.
 
     Raises
     ------
@@ -291,42 +294,53 @@ class OwnerLock:
 
     def __init__(self, path: Path) -> None:
         file = path / "lock"
+        self._fds: list[int] = []
+        self._owned = False
         try:
-            self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-        except OSError as error:
-            raise MmkvError(f"cannot open {file}: {error.strerror}") from error
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            os.close(self._fd)
-            raise PoolCorrupt(f"{file} is not a plain file")
-        try:
-            _lock_soon(self._fd)
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            self._fds.append(fd)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise PoolCorrupt(f"{file} is not a plain file")
+            _lock_soon(fd)
+            self._fds.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            _lock_soon(self._fds[1])
         except BlockingIOError:
-            pid, host = _read_owner(self._fd)
-            os.close(self._fd)
+            pid, host = _read_owner(fd) if len(self._fds) == 1 else (None, None)
+            self.release()
             where = "" if host in (None, socket.gethostname()) else f" on {host}"
+            who = "another process, whose lock file was deleted" if pid is None else f"process {pid}{where}"
             raise PoolLocked(
-                f"the pool at {path} is owned by process {pid}{where}: close it there, or open it with readonly=True",
-                pid,
+                f"the pool at {path} is owned by {who}: close it there, or open it with readonly=True", pid
             ) from None
         except OSError as error:
-            os.close(self._fd)
-            raise MmkvError(f"cannot lock {file}: {error.strerror}") from error
+            # File systems on other hosts may lock files only: those that can be written.
+            if len(self._fds) < 2:
+                self.release()
+                raise MmkvError(f"cannot lock {file}: {error.strerror}") from error
+        except BaseException:
+            self.release()
+            raise
         # Whose it is, is only told: a full file system may leave it out.
         with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        self._owned = True
 
     def release(self) -> None:
         """Give the pool up. In a forked child, `abandon` instead: the parent still owns it."""
-        if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
-            self.abandon()
+        if self._owned:
+            os.ftruncate(self._fds[0], 0)
+            for fd in self._fds:
+                # A child that inherited the descriptor, past Python's hooks, would keep the lock.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+        self.abandon()
 
     def abandon(self) -> None:
-        """Close the descriptor and leave the lock to whoever shares it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the descriptors and leave the lock to whoever shares it."""
+        self._owned = False
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def _lock_soon(fd: int) -> None:

@@ -227,6 +227,7 @@ class Arrival:
 
     def commit(self) -> None:
         """Make the version visible, in one transaction; all its bytes are on the medium."""
+        self._catalog.require_there()
         self._space.require_whole()
         with self._lock:
             if self._revoked:

@@ -211,6 +211,7 @@ class Park:
         )
 
     def _require_whole(self) -> None:
+        self._catalog.require_there()
         self._space.require_whole()
         if self._hot is not None:
             self._hot.space.require_whole()

@@ -253,21 +253,19 @@ class Pool:
         -----
         Creating touches none of the capacity. Reopening reads the catalog, not the ids: about 0.1 ms a conversation.
         """
-        where = Path(os.path.abspath(os.fspath(path)))
+        where = _absolute(path, "path")
         size = None if capacity is None else parse_bytes(capacity, "capacity")
         free = None if min_free_ram is None else (0 if min_free_ram == 0 else parse_bytes(min_free_ram, "min_free_ram"))
         if store not in _STORES:
             raise ValueError(f"store must be one of {', '.join(_STORES)}, not {store!r}")
-        if deadline is not None and not deadline > 0:
-            raise ValueError(f"deadline must be positive seconds or None, not {deadline!r}")
-        if max_idle is not None and not max_idle > 0:
-            raise ValueError(f"max_idle must be positive seconds or None, not {max_idle!r}")
+        _require_seconds(deadline, "deadline")
+        _require_seconds(max_idle, "max_idle")
         older = as_count(checkpoints, "checkpoints", least=0)
         lanes = max(2, min(_MAX_THREADS, os.cpu_count() or 2)) if threads is None else threads
         lanes = as_count(lanes, "threads", least=1)
-        elsewhere = None if catalog is None else Path(os.path.abspath(os.fspath(catalog)))
+        elsewhere = None if catalog is None else _absolute(catalog, "catalog")
         hot_size = None if hot_capacity is None else parse_bytes(hot_capacity, "hot_capacity")
-        hot_path = None if hot is None or hot is False else Path(os.path.abspath(os.fspath(hot)))
+        hot_path = None if hot is None or hot is False else _absolute(hot, "hot")
         if readonly:
             opened = open_reader(where, layout, elsewhere)
         else:
@@ -594,6 +592,7 @@ class Pool:
         self._ended(transfer)
 
     def _require_whole(self) -> None:
+        self._catalog.require_there()
         self._space.require_whole()
         if self._hot is not None:
             self._hot.space.require_whole()
@@ -677,7 +676,7 @@ class Pool:
 
     def __contains__(self, conversation: object) -> bool:
         with self._reading():
-            return conversation in self._ledger.conversations
+            return isinstance(conversation, str) and conversation in self._ledger.conversations
 
     def __len__(self) -> int:
         with self._reading():
@@ -1302,6 +1301,24 @@ def _require_name(conversation: object) -> str:
     if not isinstance(conversation, str):
         raise TypeError(f"a conversation's id is a string, not {conversation!r}")
     return conversation
+
+
+def _absolute(path: str | os.PathLike[str], what: str) -> Path:
+    found = os.fspath(path)
+    if not isinstance(found, str):
+        raise TypeError(f"{what} must be text or a path, not {found!r}")
+    if "\0" in found:
+        raise ValueError(f"{what} has a null character: {found!r}")
+    return Path(os.path.abspath(found))
+
+
+def _require_seconds(value: object, what: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be seconds or None, not {value!r}")
+    if not value > 0:
+        raise ValueError(f"{what} must be positive seconds or None, not {value!r}")
 
 
 def _conversation_id(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterator, Mapping, Set
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ def as_token_ids(token_ids: Any) -> npt.NDArray[np.int64]:
     ValueError
         They are not one-dimensional, or do not fit into 64 bits.
     """
-    if isinstance(token_ids, str | bytes):
+    if token_ids is None or isinstance(token_ids, str | bytes | Set | Mapping | Iterator):
         raise TypeError(f"token ids must be a sequence of integers, not {type(token_ids).__name__}")
     try:
         ids = np.asarray(token_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Container, Sequence
 
 import numpy as np
@@ -19,6 +20,8 @@ from mmkv.store.files import PoolFile
 __all__ = ["Room"]
 
 _SPARE_PART = 4
+# A file system that refused a segment is not asked again for so long.
+_REFUSED_SECONDS = 5.0
 _log = logging.getLogger("mmkv")
 
 
@@ -62,7 +65,8 @@ class Room:
         self._grown = grown
         self._bring = bring
         self.evictions = 0
-        # The file system had no room for a spare segment: what it tries in vain may take it seconds.
+        # The file system had no room for a segment: what it tries in vain may take it seconds.
+        self._refused_until = 0.0
         self._spare_refused = False
 
     def reserve(
@@ -78,6 +82,7 @@ class Room:
             There is no room and none can be made; nothing was dropped for it.
         """
         self._require_possible(what, blocks, records)
+        refused: MmkvError | None = None
         while True:
             # What is made free is taken under the same lock: another park that came between would cost more evictions.
             with self._lock:
@@ -87,21 +92,32 @@ class Room:
                         continue
                     kind = self._space.lacking(blocks, records)
                     assert kind is not None
-                    if self._space.may_grow(kind):
+                    may_grow = refused is None and self._space.may_grow(kind)
+                    if may_grow and time.monotonic() >= self._refused_until:
                         break
                     if self._give_back_other(kind, blocks, records):
                         continue
                     waiting = self.with_fallback()
                     if waiting:
                         break
-                    self._evict(what, blocks, records)
+                    if self._evict(blocks, records, grown=may_grow and time.monotonic() >= self._refused_until):
+                        continue
+                    if may_grow:
+                        break
+                    raise self._full(what, blocks, records, refused)
                 else:
                     return reservation
             if waiting:
                 # What they fall back to becomes free, at the price of a sync, and of no conversation.
                 self._bring(waiting)
                 continue
-            segment = self._space.grow(kind, self._lock)
+            try:
+                segment = self._space.grow(kind, self._lock)
+            except PoolFull as error:
+                # There is less room than the capacity says: what is allocated has to do, for a while.
+                refused = error
+                self._refused_until = time.monotonic() + _REFUSED_SECONDS
+                continue
             self._spare_refused = False
             if segment is not None:
                 self._grown(self._space.files(kind), segment)
@@ -169,17 +185,23 @@ class Room:
             if not conversation.pinned and conversation.version.leases == 0 and conversation.name not in self._busy
         ]
 
-    def _evict(self, what: str, blocks: int, records: int) -> None:
-        space = self._space
-        room_to_grow = space.room_to_grow
+    def _evict(self, blocks: int, records: int, *, grown: bool) -> bool:
+        """Drop what makes room for a request, after growth if there may be any. Whether anything could be dropped."""
+        room_to_grow = self._space.room_to_grow if grown else 0
         victims = choose_victims(
             self._ledger,
             self._evictable(),
             lambda *counts: self._would_fit(dict(zip(KINDS, counts, strict=True)), blocks, records, room_to_grow),
         )
-        if not victims:
-            raise space.full(what, blocks, records)
-        self._drop(victims)
+        self._drop(victims or [])
+        return bool(victims)
+
+    def _full(self, what: str, blocks: int, records: int, refused: MmkvError | None) -> PoolFull:
+        if refused is None:
+            return self._space.full(what, blocks, records)
+        error = PoolFull(f"no room for {what}, and nothing can be dropped for it: {refused}")
+        error.__cause__ = refused
+        return error
 
     def _would_fit(self, counts: dict[Kind, Counts], blocks: int, records: int, room_to_grow: int) -> bool:
         """Whether a request would fit with these references, after growth by `room_to_grow` bytes at most.

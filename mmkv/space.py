@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -271,9 +271,14 @@ class Space:
                 self.require_whole()
                 segment = self.allocator(kind).next_segment()
             files = self.files(kind)
-            self._allocate(files, segment)
+            _allocate(files, segment)
             try:
                 with lock:
+                    if self.allocated_bytes + self.segment_bytes(kind) > self.capacity:
+                        # It was made smaller meanwhile.
+                        for file in files:
+                            file.give_back(segment)
+                        return None
                     self._catalog.add_segment(kind, segment, self.tier)
                     self.allocator(kind).add_segment(segment)
             except BaseException:
@@ -281,17 +286,6 @@ class Space:
                     file.give_back(segment)
                 raise
         return segment
-
-    def _allocate(self, files: Sequence[PoolFile], segment: int) -> None:
-        with ThreadPoolExecutor(min(_ALLOCATING_THREADS, len(files)), "mmkv-allocate") as threads:
-            results = [(file, threads.submit(file.allocate, segment)) for file in files]
-        errors = [result.exception() for _, result in results]
-        first = next((error for error in errors if error is not None), None)
-        if first is not None:
-            for (file, _), error in zip(results, errors, strict=True):
-                if error is None:
-                    file.give_back(segment)
-            raise first
 
     def give_back(self, kind: Kind, segment: int) -> None:
         """Free the space of a drained segment. The pool's lock is held; no store holds a map of it."""
@@ -394,3 +388,46 @@ class Space:
         if self.medium.in_ram and self.allocated_bytes + self.geometry.segment_bytes <= self.capacity:
             text += f"; RAM is short: {available_ram()} bytes are available, {self.min_free_ram} must stay free"
         return PoolFull(text + ". Raise the capacity, or drop or unpin conversations")
+
+
+def _allocate(files: Sequence[PoolFile], segment: int) -> None:
+    """Allocate a segment in all files or in none, several at once."""
+    waiting = deque(files)
+    done: list[PoolFile] = []
+    errors: list[Exception] = []
+
+    def allocate() -> None:
+        while waiting and not errors:
+            try:
+                file = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                file.allocate(segment)
+            except Exception as error:
+                errors.append(error)
+            else:
+                done.append(file)
+
+    threads = []
+    try:
+        for _ in range(min(_ALLOCATING_THREADS, len(files)) - 1):
+            thread = threading.Thread(target=allocate, name="mmkv-allocate", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # As at the interpreter's end, or at the limit of threads: this one does it all.
+                break
+            threads.append(thread)
+        allocate()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+    except BaseException:
+        waiting.clear()
+        for thread in threads:
+            thread.join()
+        for file in done:
+            file.give_back(segment)
+        raise
