@@ -1,0 +1,222 @@
+"""One owner, whatever happens to the files around it; and room that is less than the capacity."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmkv
+from mmkv import space as space_module
+from mmkv.catalog import Catalog
+from mmkv.store.files import PoolFile
+from tests.computed import UNIFORM, assert_parked, ids_of, make_slot, park
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pool"
+
+
+def opened(path: Path, capacity: str = "4MiB") -> mmkv.Pool:
+    return mmkv.Pool.open(path, UNIFORM, capacity=capacity, min_free_ram=0)
+
+
+def test_who_deletes_the_lock_file_lets_no_second_owner_in(path: Path) -> None:
+    with opened(path):
+        (path / "lock").unlink()
+        with pytest.raises(mmkv.PoolLocked, match="lock file was deleted"):
+            opened(path)
+    opened(path).close()
+
+
+def test_a_child_that_inherited_the_descriptors_does_not_keep_the_pool(path: Path) -> None:
+    pool = opened(path)
+    for fd in pool._opened.lock._fds:  # type: ignore[union-attr]
+        os.set_inheritable(fd, True)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    try:
+        pool.close()
+        opened(path).close()
+    finally:
+        child.communicate(b"\n")
+
+
+def test_creators_that_race_make_one_pool(path: Path) -> None:
+    errors: list[BaseException] = []
+    pools: list[mmkv.Pool] = []
+    start = threading.Barrier(8)
+
+    def create() -> None:
+        start.wait()
+        try:
+            pools.append(opened(path / "deeper" / "pool"))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(pools) == 1
+    assert {type(error) for error in errors} == {mmkv.PoolLocked}
+    pools[0].close()
+
+
+def test_a_catalog_that_is_deleted_is_missed_at_once(path: Path) -> None:
+    with opened(path) as pool:
+        park(pool, "a", ids_of((1, 600)))
+        kept = (path / "catalog.sqlite3").rename(path / "kept")
+        with pytest.raises(mmkv.PoolCorrupt, match="deleted or replaced"):
+            park(pool, "b", ids_of((2, 600)))
+        with pytest.raises(mmkv.PoolCorrupt, match="deleted or replaced"):
+            pool.take("a", make_slot(UNIFORM, 700))
+        kept.rename(path / "catalog.sqlite3")
+        park(pool, "b", ids_of((2, 600)))
+
+
+def test_a_pool_that_shrinks_while_a_segment_is_allocated_stays_within_its_capacity(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(path, "8MiB") as pool:
+        smallest = pool._space.geometry.smallest_capacity
+        allocate = space_module._allocate
+
+        def shrunk(files: Any, segment: int) -> None:
+            allocate(files, segment)
+            monkeypatch.setattr(space_module, "_allocate", allocate)
+            pool.resize(smallest)
+
+        monkeypatch.setattr(space_module, "_allocate", shrunk)
+        park(pool, "a", ids_of((1, 600)))
+        assert pool._space.allocated_bytes <= smallest
+
+
+def no_room_after(monkeypatch: pytest.MonkeyPatch, segments: int) -> None:
+    """A file system with room for so many segments of each file."""
+    allocate = PoolFile.allocate
+
+    def refused(self: PoolFile, segment: int) -> None:
+        if segment >= segments:
+            raise mmkv.PoolFull(f"no room on the file system of {self.path} ({os.strerror(errno.ENOSPC)})")
+        allocate(self, segment)
+
+    monkeypatch.setattr(PoolFile, "allocate", refused)
+
+
+def test_a_file_system_smaller_than_the_capacity_is_used_as_far_as_it_goes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room_after(monkeypatch, 2)
+    with opened(path, "64MiB") as pool:
+        for number in range(40):
+            park(pool, f"c{number}", ids_of((number, 600)))
+        assert pool.stats().evictions > 0
+        assert "c39" in pool
+        assert_parked(pool, "c39", ids_of((39, 600)))
+        for name in pool.conversations():
+            pool.pin(name)
+        with pytest.raises(mmkv.PoolFull, match="nothing can be dropped for it: no room on the file system"):
+            park(pool, "one more", ids_of((99, 600)))
+
+
+def test_a_failed_growth_leaves_no_space_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path, "64MiB") as pool:
+        allocate = PoolFile.allocate
+
+        def last_refuses(self: PoolFile, segment: int) -> None:
+            if self is pool._space.files("blocks")[-1]:
+                raise mmkv.PoolFull("none")
+            allocate(self, segment)
+
+        monkeypatch.setattr(PoolFile, "allocate", last_refuses)
+        with pytest.raises(mmkv.PoolFull):
+            park(pool, "a", ids_of((1, 600)))
+        assert pool._space.allocated_bytes == 0
+        assert sum(file.stat().st_blocks for file in (path / "layers").iterdir()) == 0
+
+
+def test_growth_needs_no_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened(path) as pool:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            assert pool._space.grow("blocks", pool._lock) == 0
+        park(pool, "a", ids_of((1, 600)))
+
+
+def test_a_park_when_the_main_thread_has_ended(path: Path) -> None:
+    code = f"""
+        import threading, mmkv
+        layout = mmkv.Layout([mmkv.Layer({{"k": mmkv.Plane("int8", (64,))}})] * 3, "m")
+        pool = mmkv.Pool.open({str(path)!r}, layout, capacity="8MiB", min_free_ram=0)
+        slot = mmkv.Slot.allocate(layout, 700)
+        def later():
+            threading.main_thread().join()
+            print(pool.park("a", slot, range(600)).result().tokens)
+        threading.Thread(target=later).start()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stdout == "600\n", done.stderr
+
+
+def test_an_io_error_of_a_full_file_system_is_pool_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(path) as pool:
+        park(pool, "a", ids_of((1, 600)))
+        with pytest.raises(mmkv.PoolFull, match="free some space"), pool._catalog._errors():
+            raise _sqlite_error("SQLITE_FULL")
+        with pytest.raises(mmkv.MmkvError, match="cannot be used"), pool._catalog._errors():
+            raise _sqlite_error("SQLITE_IOERR_WRITE")
+        monkeypatch.setattr("mmkv.catalog._is_full", lambda path: True)
+        with pytest.raises(mmkv.PoolFull, match="free some space"), pool._catalog._errors():
+            raise _sqlite_error("SQLITE_IOERR_WRITE")
+
+
+def _sqlite_error(name: str) -> Exception:
+    error = sqlite3.OperationalError(name)
+    error.sqlite_errorcode = getattr(sqlite3, name)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"path": b"pool"}, TypeError, "path must be text or a path, not b'pool'"),
+        ({"path": "po\0ol"}, ValueError, "null character"),
+        ({"deadline": "x"}, TypeError, "deadline must be seconds or None, not 'x'"),
+        ({"deadline": float("nan")}, ValueError, "nan"),
+        ({"max_idle": True}, TypeError, "max_idle must be seconds or None, not True"),
+        ({"hot": b"hot"}, TypeError, "hot must be text or a path"),
+    ],
+)
+def test_arguments_of_open(path: Path, arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    given = {"path": path, "layout": UNIFORM, "capacity": "4MiB"} | arguments
+    with pytest.raises(error, match=text):
+        mmkv.Pool.open(**given)
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/p\xff"))
+    with opened(path) as pool:
+        park(pool, "a", ids_of((1, 600)))
+    with Catalog(path / "catalog.sqlite3", readonly=True).snapshot() as db:
+        assert db.execute("SELECT count(*) FROM conversations").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("ids", [None, {1, 2}, iter([1, 2]), {1: 2}], ids=lambda ids: type(ids).__name__)
+def test_ids_without_an_order(path: Path, ids: Any) -> None:
+    with opened(path) as pool:
+        with pytest.raises(TypeError, match=f"sequence of integers, not {type(ids).__name__}"):
+            pool.match(ids)
+        assert ["a"] not in pool
