@@ -16,7 +16,7 @@ from mmkv.layout import Layer, Layout, Plane
 CONVERSATIONS, TOKENS = 192, 500_000
 
 
-def test_list_of_192_conversations_takes_less_than_a_second(
+def test_list_of_192_conversations_is_mostly_the_start_of_the_interpreter(
     tmp_path: Path, make_pool: Callable[..., Any], record_property: Callable[[str, object], None]
 ) -> None:
     """Also prints the times; `pytest -s` shows them."""
@@ -25,13 +25,12 @@ def test_list_of_192_conversations_takes_less_than_a_second(
     for number in range(CONVERSATIONS):
         pool.put(f"conversation-{number:03d}", TOKENS, [(number * blocks, blocks)])
     command = [sys.executable, "-m", "mmkv_inspect", "list", str(pool.path)]
-    elapsed, worked = [], []
+    elapsed, worked, started_only = [], [], []
     for _ in range(5):
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        elapsed.append(time.perf_counter() - started)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        worked.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        started_only.append(_run([*command[:3], "--help"])[2])
+        shown, seconds, of_processor = _run(command)
+        elapsed.append(seconds)
+        worked.append(of_processor)
     assert shown.splitlines()[-1] == f"192 conversations, {CONVERSATIONS * TOKENS:,} tokens"
     print(
         f"\nmmkv-inspect list, {CONVERSATIONS} conversations x {TOKENS:,} tokens "
@@ -40,5 +39,14 @@ def test_list_of_192_conversations_takes_less_than_a_second(
         f"of the processor {statistics.median(worked):.3f} s, {min(worked):.3f} to {max(worked):.3f} s"
     )
     record_property("median_seconds", round(statistics.median(elapsed), 3))
-    # What other processes on the machine take is not this one's.
-    assert min(*elapsed, *worked) < 1
+    # Side by side, so that what other processes on the machine take counts on both sides.
+    assert min(worked) < 4 * min(started_only)
+
+
+def _run(command: list[str]) -> tuple[str, float, float]:
+    """What a command prints, and the seconds that it took, and those of the processor."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    elapsed = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return shown, elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
