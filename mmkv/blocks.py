@@ -33,13 +33,13 @@ class BlockAllocator:
 
     Attributes
     ----------
-    freed : callable or None
+    freed : list of callable
         Called with each run of numbers that lost their last reference.
     """
 
     def __init__(self, segment_length: int, *, defer: bool = False) -> None:
         self.segment_length = segment_length
-        self.freed: Callable[[Extent], None] | None = None
+        self.freed: list[Callable[[Extent], None]] = []
         self.segments: set[int] = set()
         self._defer = defer
         self._counts: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -192,8 +192,8 @@ class BlockAllocator:
             counts -= 1
             for run in zero_runs(counts, first):
                 freed += run.blocks
-                if self.freed is not None:
-                    self.freed(run)
+                for tell in self.freed:
+                    tell(run)
                 if self._defer:
                     self._unsettled.append(run)
                     self.unsettled += run.blocks

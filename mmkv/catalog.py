@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from mmkv.medium import medium_of
 __all__ = ["Catalog", "Checkpoint", "ConversationRow", "Request", "Resident", "VersionRow"]
 
 _APPLICATION_ID = 0x6D6D6B76
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _BUSY_SECONDS = 10.0
 # Some 3,000 years: what a calendar can print.
 _MAX_TIME = 1e11
@@ -37,10 +37,17 @@ _LEAST_FREE_BYTES = 1 << 20
 _SET_PROPERTY = "INSERT INTO properties VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 # Of `tier`, 0 is the pool's own files, which hold every version, and 1 the hot ones, which have segments of their own.
-# `checksums` is empty until units are checked.
+# `checksums` is empty: those of units belong to numbers, which versions share.
 _RESIDENTS = """
 CREATE TABLE residents (
     kind TEXT NOT NULL, number INTEGER NOT NULL, hot INTEGER NOT NULL, dirty INTEGER NOT NULL,
+    PRIMARY KEY (kind, number)) WITHOUT ROWID;
+"""
+_UNITS = """
+CREATE TABLE units_of_blocks (number INTEGER PRIMARY KEY, tokens INTEGER NOT NULL, checksums BLOB NOT NULL);
+CREATE TABLE units_of_checkpoints (number INTEGER PRIMARY KEY, tokens INTEGER NOT NULL, checksums BLOB NOT NULL);
+CREATE TABLE quarantine (
+    kind TEXT NOT NULL, number INTEGER NOT NULL, layer INTEGER NOT NULL, plane TEXT NOT NULL, noticed REAL NOT NULL,
     PRIMARY KEY (kind, number)) WITHOUT ROWID;
 """
 _SCHEMA = (
@@ -67,7 +74,10 @@ CREATE TABLE requests (id INTEGER PRIMARY KEY AUTOINCREMENT, action TEXT NOT NUL
     created REAL NOT NULL);
 """
     + _RESIDENTS
+    + _UNITS
 )
+# What each version of the schema added.
+_ADDED = {2: _RESIDENTS, 3: _UNITS}
 # SQLite makes this one itself.
 _TABLES = schema_of([*_SCHEMA.split(";"), "CREATE TABLE sqlite_sequence(name,seq)"])
 
@@ -191,7 +201,7 @@ class Catalog:
         self.path = path
         self._lock = threading.RLock()
         self._open = True
-        self._has_residents = True
+        self._version = _SCHEMA_VERSION
         if not create and not path.is_file():
             raise PoolCorrupt(f"{path} is missing")
         if path.is_symlink():
@@ -257,23 +267,35 @@ class Catalog:
             raise PoolCorrupt(f"{self.path} is not a catalog of mmkv")
         if version > _SCHEMA_VERSION:
             raise PoolCorrupt(f"{self.path} is of format {version}, newer than {_SCHEMA_VERSION}")
-        expected = {name: text for name, text in _TABLES.items() if version > 1 or name != "residents"}
+        later = {
+            name
+            for added in range(max(version, 1) + 1, _SCHEMA_VERSION + 1)
+            for name in schema_of(_ADDED[added].split(";"))
+        }
+        expected = {name: text for name, text in _TABLES.items() if name not in later}
         # Indexes of SQLite's own have no text. Triggers, views and virtual tables would show here.
         if schema_of(text for _, _, text in found if text) != expected or any(
             kind not in ("table", "index") or (text is None and not name.startswith("sqlite_autoindex_"))
             for kind, name, text in found
         ):
             raise PoolCorrupt(f"{self.path} does not hold the tables of a catalog")
-        if version == 1 and not readonly:
+        if later and not readonly:
             with self.transaction(synced=True) as db:
-                db.execute(_RESIDENTS)
+                for added in range(max(version, 1) + 1, _SCHEMA_VERSION + 1):
+                    for statement in _ADDED[added].split(";"):
+                        db.execute(statement)
                 db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        self._has_residents = version > 1 or not readonly
+        self._version = version if readonly else _SCHEMA_VERSION
 
     @property
     def has_residents(self) -> bool:
         """Whether the format of the catalog knows of a hot tier."""
-        return self._has_residents
+        return self._version >= 2
+
+    @property
+    def has_units(self) -> bool:
+        """Whether the format of the catalog knows of checksums."""
+        return self._version >= 3
 
     def damage(self) -> list[str]:
         """What SQLite finds wrong with the file itself. Costs a pass over all of it."""
@@ -382,7 +404,7 @@ class Catalog:
         PoolCorrupt
             A row does not make sense.
         """
-        if not self._has_residents:
+        if not self.has_residents:
             return []
         with self.snapshot() as db:
             rows = bounded_rows(db, self.path, "SELECT kind, number, hot, dirty FROM residents")
@@ -422,11 +444,13 @@ class Catalog:
         synced: bool = False,
         residents: Iterable[Resident] = (),
         cold: Iterable[tuple[str, int]] = (),
+        also: Callable[[sqlite3.Connection], None] | None = None,
     ) -> VersionRow:
         """Commit a version as the newest of its conversation, which is made where it is new.
 
         One transaction; older versions of the conversation are forgotten, save `keep_fallback`. Of its new numbers,
         `residents` lie in the hot tier, and `cold`, by kind and number, do not, whatever a former use left behind.
+        What `also` changes is a part of the transaction.
 
         Returns
         -------
@@ -465,6 +489,8 @@ class Catalog:
             )
             _forget_versions(db, conversation, keep=(committed.id, keep_fallback))
             _change_residents(db, residents, cold)
+            if also is not None:
+                also(db)
         return committed
 
     def drop(self, names: Iterable[str]) -> None:

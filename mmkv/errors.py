@@ -59,7 +59,30 @@ class PoolClosed(MmkvError):
 
 
 class ConversationCorrupt(MmkvError):
-    """The bytes of a conversation are not those that were parked; read its prompt again."""
+    """The bytes of a conversation are not those that were parked; read its prompt again.
+
+    Attributes
+    ----------
+    layer : int or None
+        The first layer that differs; -1 where it is the ids.
+    plane : str or None
+        The plane or the state there.
+    tokens : tuple of int or None
+        The tokens `[first, end)` of the first block that differs there.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        layer: int | None = None,
+        plane: str | None = None,
+        tokens: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.layer = layer
+        self.plane = plane
+        self.tokens = tokens
 
 
 class TransferError(MmkvError):

@@ -71,6 +71,8 @@ class Hot:
         Called with a file and a segment that is about to be given back; with the files and a segment that is new.
     promotion : callable
         Makes the transfer that stands for bringing some bytes for a take; given what it is, and the bytes.
+    doubt : callable
+        Called with a kind and numbers that are not where they were: their bytes come from the path from now on.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Hot:
         forget: Callable[[PoolFile, int], None],
         grown: Callable[[list[PoolFile], int], None],
         promotion: Callable[[str, int], Transfer],
+        doubt: Callable[[Kind, _Numbers], None],
     ) -> None:
         self.space = space
         self.between = Between(path, space)
@@ -97,6 +100,7 @@ class Hot:
         self._forget = forget
         self._grown = grown
         self._promotion = promotion
+        self._doubt = doubt
         # What is on its way here: hot numbers by kind and number, and the fills that bring them.
         self._coming: dict[Kind, dict[int, int]] = {kind: {} for kind in KINDS}
         self._fills: dict[Fill, Mapping[Kind, Pairs]] = {}
@@ -218,6 +222,7 @@ class Hot:
         # On record before anything is written over them.
         self._catalog.change_residents(gone=[(kind, number) for number in numbers.tolist()])
         self.residents[kind].forget(numbers)
+        self._doubt(kind, numbers)
         self.counters["hot_evictions"] += len(numbers)
 
     def _recency(self, kind: Kind) -> tuple[_Numbers, _Numbers]:
@@ -443,6 +448,7 @@ class Hot:
                 # The reservation's reference becomes the resident's; `_leave` drops one of its own.
                 self.hold(kind, pairs[kind].hot)
                 self.residents[kind].admit(pairs[kind].numbers, pairs[kind].hot, dirty=False)
+                self._doubt(kind, pairs[kind].numbers)
             self.counters["promotions"] += 1
             self.counters["bytes_promoted"] += fill.bytes
 

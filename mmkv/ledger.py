@@ -9,6 +9,7 @@ from mmkv.blocks import BlockAllocator
 from mmkv.catalog import ConversationRow, VersionRow
 from mmkv.geometry import Extent
 from mmkv.prefix import PrefixIndex
+from mmkv.quarantine import Quarantine
 
 __all__ = ["Conversation", "Ledger", "Version"]
 
@@ -81,11 +82,17 @@ class Ledger:
     ----------
     blocks, records : BlockAllocator
         The numbers of token blocks and of checkpoint records.
+
+    Attributes
+    ----------
+    quarantine : Quarantine
+        Those of them whose bytes are not what was parked.
     """
 
     def __init__(self, blocks: BlockAllocator, records: BlockAllocator) -> None:
         self.blocks = blocks
         self.records = records
+        self.quarantine = Quarantine(blocks, records)
         self.conversations: dict[str, Conversation] = {}
         self.namespaces: dict[str, dict[Conversation, None]] = {}
         self.index: PrefixIndex[Conversation] = PrefixIndex()

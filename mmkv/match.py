@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mmkv.ledger import Conversation, Ledger, Version
 from mmkv.prefix import chain_hashes
+from mmkv.quarantine import Quarantine
 from mmkv.space import Space
 
 __all__ = ["Match", "longest_prefix"]
@@ -119,7 +120,7 @@ def longest_prefix(
     block_tokens = space.geometry.block_tokens
     if hashes is None:
         hashes = chain_hashes(ids, namespace, block_tokens)
-    comparer = _Comparer(space, ids)
+    comparer = _Comparer(space, ledger.quarantine, ids)
     best: Conversation | None = None
     most = least
     seen: set[Conversation] = set()
@@ -146,8 +147,9 @@ def longest_prefix(
 class _Comparer:
     """Compares versions' ids with a prompt's, block by block, each block once."""
 
-    def __init__(self, space: Space, ids: npt.NDArray[np.int64]) -> None:
+    def __init__(self, space: Space, quarantine: Quarantine, ids: npt.NDArray[np.int64]) -> None:
         self._space = space
+        self._quarantine = quarantine
         self._ids = ids
         self._first = int(ids[0]) if len(ids) else None
         # Blocks that are known to hold the prompt's ids at the place where they stand in a version.
@@ -166,8 +168,10 @@ class _Comparer:
                 break
         if known == 0 and self._space.first_id(version.extents) != self._first:
             return 0
-        known = min(known, version.tokens, len(self._ids))
-        common = self._space.common_prefix(version.extents, version.tokens, self._ids, known)
+        block_tokens = self._space.geometry.block_tokens
+        sound = self._quarantine.sound_tokens(version.extents, version.tokens, block_tokens)
+        known = min(known, sound, len(self._ids))
+        common = self._space.common_prefix(version.extents, sound, self._ids, known)
         self._note(version, common // block_tokens)
         return common
 

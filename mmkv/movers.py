@@ -10,9 +10,8 @@ from typing import Any, Literal, NamedTuple
 from mmkv.medium import Medium
 from mmkv.memory import SlotMemory
 from mmkv.store import PosixStore, Store, open_device_store
-from mmkv.store.contract import Gate, LayerCopies
+from mmkv.store.contract import Gate, LayerCopies, Progress
 from mmkv.store.files import PoolFile
-from mmkv.transfer import Transfer
 
 __all__ = ["Movers", "Share"]
 
@@ -24,19 +23,19 @@ class Share(NamedTuple):
     layers: list[LayerCopies]
 
     def start(
-        self, direction: Literal["read", "write"], transfer: Transfer, after: Sequence[Any], gate: Gate | None
+        self, direction: Literal["read", "write"], progress: Progress, after: Sequence[Any], gate: Gate | None
     ) -> None:
-        """Begin to move the layers; `transfer` hears `released` once, come what may."""
+        """Begin to move the layers; `progress` hears `released` once, come what may."""
         try:
             store = self.store()
         except Exception as error:
-            transfer.failed(error)
-            transfer.released()
+            progress.failed(error)
+            progress.released()
             return
         if direction == "read":
-            store.read(self.layers, transfer, after, gate)
+            store.read(self.layers, progress, after, gate)
         else:
-            store.write(self.layers, transfer, after)
+            store.write(self.layers, progress, after)
 
 
 class Movers:
@@ -80,10 +79,11 @@ class Movers:
         if on_device and not any(memory.planes[layer.layer] or memory.states[layer.layer] for layer in on_host):
             # Layers without arrays go with the others.
             on_host, on_device = [], list(layers)
-        shares = [Share(self._host_store, on_host), Share(self.device_store, on_device)]
+        shares = [Share(self.host_store, on_host), Share(self.device_store, on_device)]
         return [share for share in shares if share.layers]
 
-    def _host_store(self) -> Store:
+    def host_store(self) -> Store:
+        """The store of host arrays."""
         return self._host
 
     def device_store(self) -> Store:

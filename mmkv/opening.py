@@ -16,6 +16,7 @@ from mmkv.layout import Layout
 from mmkv.ledger import Ledger
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.space import Space
+from mmkv.unit_table import read_bad
 from mmkv.warming import OpenedHot, forget_hot, give_up_hot, is_whole, open_hot, stored_hot
 
 __all__ = ["Opened", "forget_stored_hot", "hot_of", "load_ledger", "open_owner", "open_reader", "stored_capacity"]
@@ -232,6 +233,7 @@ def load_ledger(catalog: Catalog, space: Space) -> Ledger:
     ledger = Ledger(space.blocks, space.records)
     try:
         ledger.load(rows)
+        ledger.quarantine.put(read_bad(catalog))
     except ValueError as error:
         raise PoolCorrupt(f"the catalog {catalog.path} is damaged: {error}") from error
     return ledger

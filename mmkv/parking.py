@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from mmkv.between import Pairs
 from mmkv.blocks import block_numbers, merge_extents
 from mmkv.catalog import Catalog, Checkpoint, Resident, VersionRow
+from mmkv.checks import Checks, ParkSums
 from mmkv.delta import Delta, keep_checkpoints, own_delta, with_shared
 from mmkv.errors import TransferCancelled
 from mmkv.geometry import Extent
@@ -26,6 +28,7 @@ from mmkv.room import Room
 from mmkv.sizes import round_up
 from mmkv.space import Kind, Reservation, Space
 from mmkv.uninterrupted import uninterrupted
+from mmkv.unit_table import UnitRows, put_units
 from mmkv.writer import Writer
 
 __all__ = ["Park"]
@@ -40,7 +43,7 @@ class Park:
 
     Parameters
     ----------
-    lock, catalog, space, ledger, room, hot, writer
+    lock, catalog, space, ledger, room, hot, writer, checks
         The pool's parts.
     boot : str
         This boot's id, which a version carries until it is on the medium.
@@ -48,6 +51,11 @@ class Park:
         How many older checkpoints to keep.
     name, namespace, ids, share, durable, boundary
         As of `Pool.park`.
+
+    Attributes
+    ----------
+    sums : ParkSums or None
+        What takes the checksums of what is written; who moves the bytes sets it.
 
     Raises
     ------
@@ -66,6 +74,7 @@ class Park:
         room: Room,
         hot: Hot | None,
         writer: Writer,
+        checks: Checks,
         *,
         boot: str,
         older: int,
@@ -77,7 +86,8 @@ class Park:
         boundary: bool,
     ) -> None:
         self._lock, self._catalog, self._space, self._ledger = lock, catalog, space, ledger
-        self._hot, self._writer = hot, writer
+        self._hot, self._writer, self._checks = hot, writer, checks
+        self.sums: ParkSums | None = None
         self._boot = boot
         self._name = name
         self._namespace = namespace
@@ -93,12 +103,14 @@ class Park:
             former = self._former()
             self.delta, common = self._difference(former, ids, share=share)
             checkpoints = former.version.row.checkpoints if former else ()
-            kept = [point for point in checkpoints if point.tokens <= common]
+            kept = ledger.quarantine.sound_points(point for point in checkpoints if point.tokens <= common)
             self._kept = Reservation(self.delta.kept, tuple(Extent(point.record, 1) for point in kept))
             space.blocks.hold(self._kept.extents)
             space.records.hold(self._kept.records)
             self._ids_start = self.delta.start
             appended = self._appended(former, common)
+            # Whose checksums those of the first block go on from, if rows are appended to it.
+            self._continued = -1 if former is None else _last_block(former.version.extents)
             self._kept_hot = {} if hot is None else self._hold_kept(hot)
         self._new = _NONE
         # The hot numbers of the new blocks, of the new record, and of all blocks; -1 where the path is written instead.
@@ -136,7 +148,7 @@ class Park:
         version = former.version
         if common != version.tokens or common >= self.tokens or self.delta.start != common // bt * bt:
             return -1
-        last = np.array([version.extents[-1].first + version.extents[-1].blocks - 1], dtype=np.int64)
+        last = np.array([_last_block(version.extents)], dtype=np.int64)
         place = hot.residents["blocks"].places(last)
         if self.delta.start == common or place[0] < 0 or hot.space.blocks.counts[place[0]] != 1:
             return -1
@@ -232,7 +244,9 @@ class Park:
         known = None
         if former is not None:
             version = former.version
-            common = self._space.common_prefix(version.extents, version.tokens, ids)
+            # What comes behind a bad block is written anew.
+            sound = self._ledger.quarantine.sound_tokens(version.extents, version.tokens, block_tokens)
+            common = self._space.common_prefix(version.extents, sound, ids)
             known = version.row.hashes[: common // block_tokens]
             granule = self._space.geometry.layout.granule
             own = own_delta(
@@ -269,11 +283,13 @@ class Park:
         version = former.version
         if version.tokens % self._space.geometry.layout.granule:
             return False
-        last = version.extents[-1].first + version.extents[-1].blocks - 1
+        last, block_tokens = _last_block(version.extents), self._space.geometry.block_tokens
         return (
             version.leases == 0
             and (former.fallback is None or self._hot is not None)
             and int(self._space.blocks.counts[last]) == 1
+            # Checksums go on from where they end, which is behind this version's last row if it was cut.
+            and self._checks.may_continue(last, version.tokens - (version.tokens - 1) // block_tokens * block_tokens)
         )
 
     @property
@@ -327,6 +343,7 @@ class Park:
                 0, self.tokens, time.time(), self._boot, self._durable, self._hashes, self.extents, self.checkpoints
             )
             used = self._ledger.next_use()
+            units, proven = self._units()
             row = self._catalog.put_version(
                 self._name,
                 self._namespace,
@@ -340,7 +357,9 @@ class Park:
                     for number, hot in zip(pairs.numbers.tolist(), pairs.hot.tolist(), strict=True)
                 ],
                 cold=self._cold_numbers(new),
+                also=partial(put_units, new=units),
             )
+            self._checks.commit(units, proven)
             if self._hot is not None:
                 for kind, pairs in new.items():
                     self._hot.residents[kind].admit(pairs.numbers, pairs.hot, dirty=not self._durable)
@@ -351,6 +370,16 @@ class Park:
             self._space.records.release(
                 [run for run in (*self._kept.records, *self._new.records) if run.first not in listed]
             )
+
+    def _units(self) -> tuple[dict[Kind, UnitRows], npt.NDArray[np.bool_] | bool]:
+        """What is known of the units of the blocks and the record that were written."""
+        blocks = block_numbers(self.extents)[self.delta.start // self._space.geometry.block_tokens :]
+        if self.delta.start == self.tokens:
+            blocks = blocks[:0]
+        records = block_numbers(self._new.records)
+        if self.sums is None:
+            return self._checks.unknown({"blocks": blocks, "checkpoints": records}), False
+        return self.sums.rows(blocks, records, self._continued)
 
     def _new_pairs(self) -> dict[Kind, Pairs]:
         """The new numbers that have a place in the hot tier, by kind."""
@@ -387,6 +416,10 @@ class Park:
                 if not self._committed:
                     self._hot.release("blocks", self._new_hot)
                     self._hot.release("checkpoints", self._new_hot_record)
+
+
+def _last_block(extents: Sequence[Extent]) -> int:
+    return extents[-1].first + extents[-1].blocks - 1
 
 
 def _last_synced(former: Conversation | None) -> Version | None:

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mmkv.buffer import Buffer
-from mmkv.paged import PagedSlot
+from mmkv.geometry import TokenRuns
 from mmkv.placement import Placement
-from mmkv.slot import Slot
 from mmkv.store.contract import Copy, LayerCopies
 
-__all__ = ["layer_copies"]
+__all__ = ["Arrays", "layer_copies"]
 
 _Runs: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-def layer_copies(
-    placement: Placement, slot: Slot | PagedSlot, states: Sequence[dict[str, Buffer]]
-) -> list[LayerCopies]:
+class Memory(Protocol):
+    """The buffers of a slot; see `SlotMemory`."""
+
+    @property
+    def planes(self) -> Sequence[Mapping[str, Buffer]]:
+        """The arrays of the planes, by layer."""
+
+
+class Arrays(Protocol):
+    """What holds the rows of a conversation: a `Slot`, a `PagedSlot` or the like."""
+
+    @property
+    def memory(self) -> Memory:
+        """Its arrays."""
+
+    def place(self, runs: TokenRuns) -> tuple[TokenRuns, npt.NDArray[np.int64]]:
+        """The runs as they lie in the arrays, and the row where each starts."""
+
+
+def layer_copies(placement: Placement, slot: Arrays, states: Sequence[Mapping[str, Buffer]]) -> list[LayerCopies]:
     """The copies between a slot and one tier's share of a version, layer by layer.
 
     Parameters
     ----------
     placement : Placement
         The tier's files, and the runs and the record in them.
-    slot : Slot or PagedSlot
+    slot : Slot, PagedSlot or the like
         The arrays.
-    states : sequence of dict of str to Buffer
+    states : sequence of mapping of str to Buffer
         The state arrays of each layer, which move to or from the record.
     """
     space, record, geometry = placement.space, placement.record, placement.space.geometry

@@ -20,8 +20,10 @@ from mmkv import device as cuda
 from mmkv.aside import states_aside
 from mmkv.blocks import block_numbers, leading_extents
 from mmkv.buffer import Buffer
+from mmkv.checks import Checks, Verify, as_verify
 from mmkv.device import Event
 from mmkv.errors import (
+    ConversationCorrupt,
     ConversationNotFound,
     LayoutMismatch,
     MmkvError,
@@ -66,6 +68,7 @@ from mmkv.taking import Take
 from mmkv.traffic import Parking, Traffic
 from mmkv.transfer import Receipt, Transfer
 from mmkv.uninterrupted import uninterrupted
+from mmkv.verifying import Verification, verification_of
 from mmkv.warming import close_hot
 from mmkv.writer import Writer
 
@@ -95,6 +98,7 @@ class Pool:
         threads: int = 2,
         rewarm: bool = False,
         max_idle: float | None = None,
+        verify: Verify = "first",
     ) -> None:
         self.path = opened.path
         self.layout: Layout = opened.description.layout
@@ -113,6 +117,9 @@ class Pool:
         self._matches = {"hits": 0, "misses": 0}
         # Leases of matches that nobody closed.
         self._orphans: deque[Version] = deque()
+        self._checks = Checks(self._lock, self._catalog, self._space, self._ledger, verify)
+        if not self._readonly:
+            self._checks.load()
         self._hot = None if hot_movers is None else self._load_hot(opened, hot_movers, threads)
         self._writer = Writer(
             self._lock,
@@ -171,6 +178,7 @@ class Pool:
             forget=movers.forget,
             grown=movers.prepare,
             promotion=self._promotion,
+            doubt=self._checks.doubt,
         )
         try:
             hot.load(opened.hot.residents)
@@ -189,6 +197,7 @@ class Pool:
         hot_capacity: int | str | None = None,
         rewarm: bool = False,
         readonly: bool = False,
+        verify: Verify = "first",
         deadline: float | None = 60.0,
         checkpoints: int = 2,
         max_idle: float | None = None,
@@ -219,6 +228,10 @@ class Pool:
         readonly : bool
             Whether to look only, also beside the pool's owner: `match`, `info`, `conversations`, `stats`. A match's
             lease does not bind the owner.
+        verify : str
+            When a take compares the bytes in the slot with the checksums that were parked with them: `always`; `first`,
+            the first time after they came from a disk, from another process or from another boot; or `never`, when
+            parks take no checksums either. What was parked without any cannot be checked.
         deadline : float or None
             Seconds after which a transfer fails with `TransferTimeout`.
         checkpoints : int
@@ -258,6 +271,7 @@ class Pool:
         free = None if min_free_ram is None else (0 if min_free_ram == 0 else parse_bytes(min_free_ram, "min_free_ram"))
         if store not in _STORES:
             raise ValueError(f"store must be one of {', '.join(_STORES)}, not {store!r}")
+        checked = as_verify(verify)
         _require_seconds(deadline, "deadline")
         _require_seconds(max_idle, "max_idle")
         older = as_count(checkpoints, "checkpoints", least=0)
@@ -287,6 +301,7 @@ class Pool:
                 threads=lanes,
                 rewarm=rewarm,
                 max_idle=max_idle,
+                verify=checked,
             )
         except BaseException:
             opened.close()
@@ -399,6 +414,7 @@ class Pool:
                 self._room,
                 self._hot,
                 self._writer,
+                self._checks,
                 boot=self._boot,
                 older=self._older_checkpoints,
                 name=name,
@@ -409,6 +425,7 @@ class Pool:
                 boundary=boundary,
             )
             route = self._route(park.placements(), slot, states)
+            park.sums = self._checks.park_sums(slot, () if park.record is None else states, park.delta.start, ids)
             transfer = self._park_transfer(name, park, slot, route, handover)
             self._traffic.enter(transfer, park.held_bytes, self._require_owner)
             self._traffic.begin_park(name, Parking(park, transfer))
@@ -419,7 +436,7 @@ class Pool:
             raise
 
         def begin() -> None:
-            route.start("write", transfer, after)
+            route.start("write", transfer, after, sums=None if park.sums is None else park.sums.slot)
             # Beside the rows, which are under way: the ids are a part of the transfer of their own.
             try:
                 park.write_ids()
@@ -500,8 +517,12 @@ class Pool:
         tokens: int | None = None,
         have: int = 0,
         stream: Any = None,
+        verify: Verify | None = None,
     ) -> Transfer:
         """Copy a conversation, or a prefix of it, from the pool into a slot, layer by layer.
+
+        A layer may be used as soon as it landed. Whether its bytes are those that were parked is known when `result`
+        returns: show no token that depends on them before.
 
         Parameters
         ----------
@@ -516,20 +537,33 @@ class Pool:
             The caller's promise that the slot holds that many leading tokens.
         stream : stream, or mapping of int to stream, optional
             What last used the slot; see `park`.
+        verify : str, optional
+            Whether its bytes are checked; by default as the pool was opened.
 
         Raises
         ------
         ConversationNotFound
             There is no such conversation.
+        ConversationCorrupt
+            Some of it is in quarantine. Where that is found now, the transfer's `result` raises it.
         ValueError, TypeError, LayoutMismatch
             An argument is wrong.
         """
-        transfer, begin = self._prepare_take(source, slot, tokens, have, stream)
+        checked = None if verify is None else as_verify(verify)
+        transfer, begin = self._prepare_take(source, slot, tokens, have, stream, verify=checked)
         begin(None)
         return transfer
 
     def _prepare_take(
-        self, source: Match | str, slot: Slot | PagedSlot, tokens: int | None, have: int, stream: Any, *, parts: int = 0
+        self,
+        source: Match | str,
+        slot: Slot | PagedSlot,
+        tokens: int | None,
+        have: int,
+        stream: Any,
+        *,
+        parts: int = 0,
+        verify: Verify | None = None,
     ) -> tuple[Transfer, Callable[[Gate | None], None]]:
         """A take with its version leased, and the function that begins it; `parts` more must release it."""
         self._require_owner()
@@ -545,6 +579,7 @@ class Pool:
             if have > count:
                 raise ValueError(f"have is {have}, more than the {count} tokens that are taken")
             _require_room(slot, count)
+            self._require_sound(name, version, count)
             self._ledger.lease(version)
 
         take: Take | None = None
@@ -563,12 +598,19 @@ class Pool:
                 promote=self._hot is not None and not (slot.memory.devices and self._movers.reaches_devices),
             )
             route = self._route(take.placements(), slot, slot.memory.states)
+            check = self._verification(take, slot, self._checks.verify if verify is None else verify)
+
+            def finish() -> None:
+                if check is not None:
+                    check.finish()
+                self._touch(name)
+
             transfer = Transfer(
                 f"take of {name!r}",
                 len(self.layout.layers),
-                parts=route.parts + parts,
+                parts=route.parts + parts + (0 if check is None else len(check.shares)),
                 deadline=self._deadline,
-                finish=lambda: self._touch(name),
+                finish=finish,
                 release=partial(self._take_ended, take),
                 tokens=count,
                 tokens_written=count - have,
@@ -583,9 +625,17 @@ class Pool:
             raise
 
         def begin(gate: Gate | None) -> None:
-            route.start("read", transfer, after, _gates(take, gate))
+            route.start("read", transfer, after, _gates(take, gate), None if check is None else check.slot)
+            if check is not None:
+                check.start_scratch(transfer, _gates(take, None))
 
         return transfer, begin
+
+    def _verification(self, take: Take, slot: Slot | PagedSlot, verify: Verify) -> Verification | None:
+        if verify == "never":
+            return None
+        states = slot.memory.states
+        return verification_of(self._checks, take, slot, states, self._movers_of, always=verify == "always")
 
     def _take_ended(self, take: Take, transfer: Transfer) -> None:
         take.release(transfer)
@@ -796,6 +846,7 @@ class Pool:
                 raise ValueError(f"conversation {name!r} exists already: choose another id, or drop it first")
             count = self._prefix_tokens(of, version, default, tokens)
             self._require_page_end(0, count, version, of)
+            self._require_sound(of, version, count)
             geometry = self._space.geometry
             row = replace(
                 version.row,
@@ -1129,6 +1180,7 @@ class Pool:
     def _let_go(self) -> None:
         """Close the files and give the lock up."""
         self._movers.close()
+        self._checks.close()
         try:
             if self._hot is not None and self._hot_movers is not None and self._opened.hot is not None:
                 self._hot_movers.close()
@@ -1192,7 +1244,8 @@ class Pool:
     def _usable_tokens(self, version: Version, common: int) -> int:
         """How many of some leading tokens can be taken: up to a checkpoint, or to the end of an opaque page."""
         if self.layout.state_bytes:
-            return max((point.tokens for point in version.row.checkpoints if point.tokens <= common), default=0)
+            points = self._ledger.quarantine.sound_points(version.row.checkpoints)
+            return max((point.tokens for point in points if point.tokens <= common), default=0)
         return common if common == version.tokens else common // self.layout.granule * self.layout.granule
 
     def _prefix_tokens(self, name: str, version: Version, default: int, tokens: int | None) -> int:
@@ -1206,6 +1259,18 @@ class Pool:
             nearest = " and ".join(str(point) for point in (below, above) if point is not None)
             raise ValueError(f"{name!r} has no checkpoint at {count} tokens; the nearest are at {nearest}")
         return count
+
+    def _require_sound(self, name: str, version: Version, count: int) -> None:
+        """Raise `ConversationCorrupt` if some of the first `count` tokens, or the states there, are in quarantine."""
+        quarantine = self._ledger.quarantine
+        sound = quarantine.sound_tokens(version.extents, version.tokens, self._space.geometry.block_tokens)
+        points = [point for point in version.row.checkpoints if point.tokens == count]
+        if sound < count or len(quarantine.sound_points(points)) < len(points):
+            usable = self._usable_tokens(version, sound)
+            raise ConversationCorrupt(
+                f"{name!r} has {count} tokens, of which only the first {usable} are those that were parked; the others "
+                "are in quarantine: take so many, and read its prompt again from there on"
+            )
 
     def _require_page_end(self, have: int, count: int, version: Version, name: str) -> None:
         granule = self.layout.granule

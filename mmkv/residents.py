@@ -31,7 +31,7 @@ class Residents:
         self._place: _Numbers = np.full(0, -1, dtype=np.int64)
         self._dirty: npt.NDArray[np.bool_] = np.zeros(0, dtype=bool)
         # What lost its last reference at the path is of no use here.
-        path.freed = self.forget_run
+        path.freed.append(self.forget_run)
 
     def places(self, numbers: _Numbers) -> _Numbers:
         """The hot number of each of `numbers`; -1 where it is not resident."""

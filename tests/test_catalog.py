@@ -216,8 +216,8 @@ def test_another_database_is_refused(opened: Opened, path: Path) -> None:
 
 def test_a_newer_format_is_refused(opened: Opened, path: Path) -> None:
     opened(create=True).close()
-    _execute(path, "PRAGMA user_version = 3")
-    with pytest.raises(PoolCorrupt, match="format 3, newer than 2"):
+    _execute(path, "PRAGMA user_version = 4")
+    with pytest.raises(PoolCorrupt, match="format 4, newer than 3"):
         opened()
 
 

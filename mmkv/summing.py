@@ -1,0 +1,106 @@
+"""A transfer's progress that takes the checksums of each layer when its bytes are down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mmkv.errors import MmkvError, TransferError
+from mmkv.slotsums import SlotSums
+from mmkv.store.contract import Progress
+
+if TYPE_CHECKING:
+    from mmkv.device import Event
+
+__all__ = ["Summing"]
+
+# What a launch on a device is worth: it costs the host as much as so many bytes cost the bus.
+_LAUNCH_BYTES = 64 << 20
+
+
+class Summing:
+    """Stands between the stores and a transfer; see `mmkv.store.contract.Progress` for what it hears.
+
+    Layers on a device are taken together from some 64 MiB on, all others at once, by the thread of the store that told
+    of them: meanwhile the other layers are on their way.
+
+    Parameters
+    ----------
+    whole : Progress
+        Who hears of everything.
+    sums : sequence of SlotSums
+        Where the checksums go; all of the same arrays.
+    stores_by_layer : sequence of int
+        How many stores move a part of each layer.
+    first : bool
+        Whether a layer counts as landed only when its checksums were taken: in a park, whose slot may be overwritten
+        from then on. A layer of a take can be used at once.
+    """
+
+    def __init__(
+        self, whole: Progress, sums: Sequence[SlotSums], stores_by_layer: Sequence[int], *, first: bool
+    ) -> None:
+        self._whole = whole
+        self._sums = sums
+        self._first = first
+        self._missing = list(stores_by_layer)
+        self._left = sum(1 for stores in stores_by_layer if stores)
+        self._waiting: dict[int, list[int]] = {}
+        self._lock = threading.Lock()
+        self.moved = whole.moved
+        self.failed = whole.failed
+        self.released = whole.released
+
+    @property
+    def stopped(self) -> bool:
+        """See `Progress.stopped`."""
+        return self._whole.stopped
+
+    def submitted(self, layer: int, event: Event) -> None:
+        """See `Progress.submitted`."""
+        if not self._first:
+            self._whole.submitted(layer, event)
+
+    def landed(self, layer: int) -> None:
+        """See `Progress.landed`."""
+        with self._lock:
+            self._missing[layer] -= 1
+            whole = self._missing[layer] == 0
+            self._left -= whole
+            due = self._due(layer) if whole else []
+        if not self._first or not whole:
+            self._whole.landed(layer)
+        for layers in due:
+            self._take(layers)
+
+    def _due(self, layer: int) -> list[list[int]]:
+        """The layers whose turn has come with this one; those of a list lie on one device."""
+        device = self._sums[0].device(layer)
+        due = []
+        if device is None:
+            due.append([layer])
+        else:
+            waiting = self._waiting.setdefault(device, [])
+            waiting.append(layer)
+            if sum(map(self._sums[0].layer_bytes, waiting)) >= _LAUNCH_BYTES:
+                due.append(self._waiting.pop(device))
+        if self._left == 0:
+            due += self._waiting.values()
+            self._waiting = {}
+        return due
+
+    def _take(self, layers: list[int]) -> None:
+        if self._whole.stopped:
+            return
+        try:
+            for sums in self._sums:
+                sums.take(layers)
+        except (MmkvError, RuntimeError, ValueError) as error:
+            self._whole.failed(
+                TransferError(f"layers {layers[0]} to {layers[-1]}: their checksums could not be taken: {error}")
+            )
+            return
+        if self._first:
+            for layer in layers:
+                self._whole.landed(layer)
