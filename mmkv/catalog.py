@@ -267,23 +267,19 @@ class Catalog:
             raise PoolCorrupt(f"{self.path} is not a catalog of mmkv")
         if version > _SCHEMA_VERSION:
             raise PoolCorrupt(f"{self.path} is of format {version}, newer than {_SCHEMA_VERSION}")
-        later = {
-            name
-            for added in range(max(version, 1) + 1, _SCHEMA_VERSION + 1)
-            for name in schema_of(_ADDED[added].split(";"))
-        }
-        expected = {name: text for name, text in _TABLES.items() if name not in later}
+        added = [_ADDED[later] for later in range(max(version, 1) + 1, _SCHEMA_VERSION + 1)]
+        missing = {name for tables in added for name in schema_of(tables.split(";"))}
+        expected = {name: text for name, text in _TABLES.items() if name not in missing}
         # Indexes of SQLite's own have no text. Triggers, views and virtual tables would show here.
         if schema_of(text for _, _, text in found if text) != expected or any(
             kind not in ("table", "index") or (text is None and not name.startswith("sqlite_autoindex_"))
             for kind, name, text in found
         ):
             raise PoolCorrupt(f"{self.path} does not hold the tables of a catalog")
-        if later and not readonly:
+        if added and not readonly:
             with self.transaction(synced=True) as db:
-                for added in range(max(version, 1) + 1, _SCHEMA_VERSION + 1):
-                    for statement in _ADDED[added].split(";"):
-                        db.execute(statement)
+                for statement in ";".join(added).split(";"):
+                    db.execute(statement)
                 db.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         self._version = version if readonly else _SCHEMA_VERSION
 

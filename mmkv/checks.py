@@ -89,7 +89,7 @@ class Checks:
         }
 
     def commit(self, rows: Mapping[Kind, UnitRows], proven: npt.NDArray[np.bool_] | bool = True) -> None:
-        """The rows of a version that was committed hold from now on; `proven` says of which blocks. The lock is held."""
+        """The rows of a committed version hold from now on; `proven` says which blocks are. The lock is held."""
         for kind, of in rows.items():
             known = proven if kind == "blocks" else True
             self.units[kind].put(of.numbers, of.tokens, of.values, known)
@@ -181,7 +181,7 @@ class ParkSums:
 
 def id_checksums(ids: npt.NDArray[np.int64], spans: Spans, first: int = 0) -> Values:
     """The checksum of the ids of each span; `ids` are those from token `first` on."""
-    octets = memoryview(ids.astype("<i8", copy=False)).cast("B")
+    octets = ids.astype("<i8", copy=False).data.cast("B")
     starts = ((spans.token - first) * 8).tolist()
     sizes = (spans.tokens * 8).tolist()
     found = [crc32c(octets[start : start + size]) for start, size in zip(starts, sizes, strict=True)]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mmkv.buffer import Buffer
 from mmkv.castagnoli import Values
 from mmkv.checks import Checks, id_checksums
-from mmkv.errors import ConversationCorrupt
+from mmkv.errors import ConversationCorrupt, MmkvError, TransferError
 from mmkv.movers import Movers, Share
 from mmkv.placement import Placement
 from mmkv.plan import Arrays, layer_copies
@@ -24,7 +24,7 @@ from mmkv.summing import Summing
 from mmkv.taking import Take
 from mmkv.transfer import Transfer
 from mmkv.unit_table import Bad
-from mmkv.units import Spans
+from mmkv.units import IDS, Spans
 
 if TYPE_CHECKING:
     from mmkv.device import Event
@@ -128,7 +128,8 @@ class Verification:
             with self._checks.lock:
                 states = self._checks.units["checkpoints"].values(np.array([self._take.record]))[0]
             wrong_states = np.flatnonzero(self.slot.states != states)
-        self._note(~differs.any(axis=1), record=self._record and not len(wrong_states))
+        good: _Mask = np.logical_not(differs.any(axis=1))
+        self._note(good, record=self._record and not len(wrong_states))
         if differs.any() or len(wrong_states):
             raise self._error(differs, wrong_states)
 
@@ -149,7 +150,13 @@ class Verification:
         if not len(spans):
             return np.zeros(0, dtype=np.uint32)
         first, end = int(spans.token[0]), int(spans.token[-1] + spans.tokens[-1])
-        return id_checksums(self._checks.space.read_ids(self._take.version.extents, first, end), spans, first)
+        try:
+            ids = self._checks.space.read_ids(self._take.version.extents, first, end)
+        except MmkvError as error:
+            raise TransferError(
+                f"the ids of {self._take.name!r} cannot be checked: {error}", layer=-1, plane=IDS
+            ) from error
+        return id_checksums(ids, spans, first)
 
     def _note(self, blocks: _Mask, *, record: bool) -> None:
         """Remember what was proven, where it stays in RAM."""
