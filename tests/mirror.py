@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from mmkv.catalog import Catalog, ConversationRow
 from mmkv.geometry import Extent
 from mmkv.ledger import Conversation, Version
 from mmkv.space import KINDS
+from mmkv.unit_table import read_units
 from tests.computed import Ids, assert_holds, assert_untouched, computed, make_slot
 from tests.crashed import crash, idle_writers
 
@@ -61,6 +63,7 @@ class Mirror:
     capacity: int
     hot: Path | None = None
     hot_capacity: int | None = None
+    verify: Literal["always", "first", "never"] = "first"
     pool: mmkv.Pool = field(init=False)
     model: dict[str, Parked] = field(default_factory=dict)
     leases: list[Lease] = field(default_factory=list)
@@ -84,6 +87,7 @@ class Mirror:
                 hot=self.hot,
                 hot_capacity=self.hot_capacity,
                 min_free_ram=0,
+                verify=self.verify,
             )
         assert self.pool._housekeeping is not None
         self.pool._housekeeping._chores = ()
@@ -373,7 +377,8 @@ def check_pool(pool: mmkv.Pool, leased: list[Version]) -> None:
     # A take may end a moment before what it brought is booked.
     pool._traffic.wait_until_quiet()
     # Housekeeping allocates ahead of need; not now.
-    with pool._space._growing, pool._lock:
+    hot_growing = nullcontext() if pool._hot is None else pool._hot.space._growing
+    with pool._space._growing, hot_growing, pool._lock:
         _check(pool, leased)
 
 
@@ -394,6 +399,7 @@ def _check(pool: mmkv.Pool, leased: list[Version]) -> None:
         length = allocator.segment_length
         assert set(roles) == {n for s in allocator.segments for n in range(s * length, (s + 1) * length)}
     _check_hot(pool)
+    _check_units(pool)
     stats = pool.stats()
     assert stats.leases == sum(version.leases for version in versions.values())
     assert stats.allocated <= stats.capacity
@@ -403,6 +409,29 @@ def _check(pool: mmkv.Pool, leased: list[Version]) -> None:
         for file in space.files(kind):
             assert os.fstat(file.fd).st_blocks * 512 <= len(segments) * file.segment_bytes + 4096
             assert file.size >= (max(segments, default=-1) + 1) * file.segment_bytes
+
+
+def _check_units(pool: mmkv.Pool) -> None:
+    """What is held has the checksums that the catalog lists, and of parks that took them they cover every version."""
+    checks, space = pool._checks, pool._space
+    for kind in KINDS:
+        units = checks.units[kind]
+        listed = read_units(pool._catalog, kind, checks.columns, space.geometry.block_tokens)
+        held = np.array([n for c in pool._ledger.conversations.values() for v in c.linked_versions()
+                         for n in (_extents(v) if kind == "blocks" else _records(v))], dtype=np.int64)  # fmt: skip
+        mine = np.isin(listed.numbers, held)
+        assert (units.tokens(listed.numbers[mine]) == listed.tokens[mine]).all()
+        assert (units.values(listed.numbers[mine]) == listed.values[mine]).all()
+        if checks.verify != "never":
+            assert np.isin(held, listed.numbers).all(), "something was parked without checksums"
+    block = space.geometry.block_tokens
+    for conversation in pool._ledger.conversations.values():
+        for version in conversation.linked_versions():
+            numbers = np.array(_extents(version))
+            ends = np.minimum(version.tokens - np.arange(len(numbers)) * block, block)
+            covered = checks.units["blocks"].tokens(numbers)
+            assert ((covered >= ends) | (covered == 0)).all(), "checksums end before a version does"
+    assert not any(pool._ledger.quarantine.count(kind) for kind in KINDS)
 
 
 def _check_hot(pool: mmkv.Pool) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import mmkv
 from tests.computed import HYBRID, UNIFORM, Ids, ids_of
@@ -47,7 +47,14 @@ class PoolMachine(RuleBasedStateMachine):
             CAPACITY,
             None if self.hot is None else self.hot / "hot",
             None if self.hot is None else HOT_CAPACITY,
+            "first",
         )
+
+    @initialize(always=st.booleans())
+    def choose_verify(self, always: bool) -> None:
+        """Half of the pools check every take."""
+        self.mirror.verify = "always" if always else "first"
+        self.mirror.reopen()
 
     def teardown(self) -> None:
         try:
