@@ -24,6 +24,8 @@ __all__ = ["CONTENDERS", "TITLES", "Contest", "Timing", "run_contest", "summary"
 TITLES = {
     "ram": "RAM only, page-locked",
     "mmkv": "mmkv",
+    "mmkv_checked": "mmkv, every take checked",
+    "mmkv_unchecked": "mmkv without checksums",
     "ram_pageable": "RAM only, pageable, as the bug report's engine does it",
     "mmkv_direct": "mmkv through kvikio, in RAM",
     "mmkv_disk": "mmkv through kvikio, on a disk, cold",
@@ -32,7 +34,13 @@ TITLES = {
     "fastsafetensors": "fastsafetensors, in RAM",
 }
 # Conversations' worth of memory that each takes in RAM; `ram` is the rig's own.
-_MEMORY = {"ram": 0.0, "mmkv": 2.5, "ram_pageable": 1.0, "mmkv_direct": 2.5, "mmkv_disk": 0.0}
+_VERIFY: dict[str, Literal["always", "first", "never"]] = {"mmkv_checked": "always", "mmkv_unchecked": "never"}
+# By the store that suits, and not through kvikio whatever lies there.
+_BY_CHOICE = ("mmkv", "mmkv_checked", "mmkv_unchecked")
+_MEMORY = {
+    "ram": 0.0, "mmkv": 2.5, "mmkv_checked": 2.5, "mmkv_unchecked": 2.5, "ram_pageable": 1.0, "mmkv_direct": 2.5,
+    "mmkv_disk": 0.0,
+}  # fmt: skip
 _SAVERS_MEMORY = 2.0
 CONTENDERS = tuple(TITLES)
 # The first two decide; the others are slow, and take part in so many rounds.
@@ -80,16 +88,17 @@ class Contest:
             return RamPool(name, "pageable", PageableRoom(rig.memory), rig.rows, rig.tokens)
         if name in SAVERS:
             return SAVERS[name](rig.directory / name, rig.memory, rig.rows, rig.tokens)
-        if name != "mmkv" and not rig.memory.on_device:
+        if name not in _BY_CHOICE and not rig.memory.on_device:
             raise RuntimeError("kvikio moves device arrays: choose --device cuda:0")
-        store: Literal["auto", "direct"] = "auto" if name == "mmkv" else "direct"
+        store: Literal["auto", "direct"] = "auto" if name in _BY_CHOICE else "direct"
         path_of = {"mmkv_disk": self.disk}.get(name, rig.directory) / name
         # On the host the pool is full after the warm-up, so that every block has been written once.
         capacity = rig.capacity if rig.memory.on_device else self._tight_capacity()
-        pool = mmkv.Pool.open(path_of, rig.layout, capacity=capacity, store=store)
+        verify = _VERIFY.get(name, "first")
+        pool = mmkv.Pool.open(path_of, rig.layout, capacity=capacity, store=store, verify=verify)
         ours = MmkvPool(name, pool, rig.slot, rig.tokens, cold=name == "mmkv_disk")
         try:
-            ours.warm_up(2 if name == "mmkv" and rig.memory.on_device else 1 if rig.memory.on_device else 3)
+            ours.warm_up(2 if name in _BY_CHOICE and rig.memory.on_device else 1 if rig.memory.on_device else 3)
         except BaseException:
             pool.close()
             raise
@@ -119,7 +128,7 @@ class Contest:
             self.rig.noise.write("slot", self.rig.rows, 0, self.rig.tokens)
             contenders = list(self._in.values())
             for contender in contenders if turn % 2 == 0 else reversed(contenders):
-                if turn < _SLOW_ROUNDS or contender.name in ("ram", "mmkv"):
+                if turn < _SLOW_ROUNDS or contender.name in ("ram", *_BY_CHOICE):
                     try:
                         self.timings.setdefault(contender.name, []).append(self._turn(contender, f"turn-{turn}"))
                     except Exception as error:
@@ -156,7 +165,7 @@ def run_contest(rig: Rig, disk: Path, names: Sequence[str], report: Callable[[Co
     contest = Contest(rig, disk)
     need = sum(_MEMORY.get(name, _SAVERS_MEMORY) for name in names) * rig.bytes
     together = need < 0.8 * available_ram()
-    first = [name for name in names if together or name in ("ram", "mmkv")]
+    first = [name for name in names if together or name in ("ram", *_BY_CHOICE)]
     groups = [first, *([name] for name in names if name not in first)]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=rig.repeats * len(names))

@@ -92,10 +92,20 @@ def report(contest: Contest, output: Output) -> None:
     table = table_of(contest, rig.bytes)
     found = summary(table)
     output.update({**found, "contenders": table})
+    report_checks(rig, table)
     for kind in ("take", "park"):
         if "ratio" in found and rig.memory.on_device:
             ram, ours = found["ram"][f"{kind}_gbps"], found["mmkv"][f"{kind}_gbps"]
             rig.figure(kind, found["ratio"][kind], gbps=ours, ram_gbps=ram, path=found["mmkv"]["path"])
+
+
+def report_checks(rig: Rig, table: dict[str, dict[str, Any]]) -> None:
+    """What checksums cost: beside a pool without; on a host, whose memory they read once more, beside RAM."""
+    beside, suffix = ("mmkv_unchecked", "") if rig.memory.on_device else ("ram", "_ram")
+    for kind in ("take", "park"):
+        ours, others = (table.get(name, {}).get(f"{kind}_gbps") for name in ("mmkv_checked", beside))
+        if ours is not None and others is not None:
+            rig.figure(f"checked_{kind}{suffix}", ours / others, gbps=ours, alone_gbps=others)
 
 
 def show(data: dict[str, Any]) -> None:

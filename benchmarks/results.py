@@ -45,6 +45,10 @@ class Target:
 TARGETS = {
     "take": Target("take of a whole conversation / RAM only", "at least", 0.98),
     "park": Target("park of a whole conversation / RAM only", "at least", 0.98),
+    "checked_take": Target("take, checked / without checksums", "at least", 0.97),
+    "checked_park": Target("park, with checksums / without", "at least", 0.97),
+    "checked_take_ram": Target("take of host arrays, checked / RAM only", "at least", 0.6),
+    "checked_park_ram": Target("park of host arrays, with checksums / RAM only", "at least", 0.6),
     "extents_take": Target("take from 64 extents / RAM only", "at least", 0.90),
     "extents_park": Target("park into 64 extents / RAM only", "at least", 0.90),
     "heads_take": Target("take, each of 8 heads a plane / RAM only", "at least", 0.90),

@@ -22,6 +22,8 @@ import pytest
 
 from mmkv import device as cuda
 from mmkv import driver
+from mmkv.castagnoli import shift
+from mmkv.checksum import crc32c
 from mmkv.store import direct
 
 DEVICES = 2
@@ -247,10 +249,10 @@ class SimulatedCuda:
         return memory
 
     def _new_kernel(self, source: str, name: str) -> Any:
-        assert name == "copy_runs"
         if not self.compiler_works:
             raise OutOfRange("there is no NVRTC")
-        return types.SimpleNamespace(kernel=SimulatedKernel(self, source))
+        made = {"copy_runs": SimulatedKernel, "digest_parts": SimulatedDigest}[name](self, source)
+        return types.SimpleNamespace(kernel=made)
 
     # --- the driver's current context ---
 
@@ -381,6 +383,32 @@ class SimulatedKernel:
                 ctypes.memmove(*((in_buffer, in_file) if to_device else (in_file, in_buffer)), size)
 
         owner.enqueue(stream.ptr, copy)
+
+
+class SimulatedDigest:
+    """The kernel that adds the checksums of parts to those of their units."""
+
+    def __init__(self, owner: SimulatedCuda, source: str) -> None:
+        assert "digest_parts" in source
+        self._owner = owner
+
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[np.int64, ...], *, stream: Any) -> None:
+        owner = self._owner
+        assert stream.device_id == owner.getDevice()
+        place, parts, _, results = map(int, arguments)
+
+        def digest() -> None:
+            words = np.ctypeslib.as_array((ctypes.c_int64 * (4 * parts)).from_address(place)).copy()
+            for address, size, behind, unit in words.reshape(4, parts).T.tolist():
+                if not size:
+                    continue
+                owner._check_device(address, size, stream.device_id)
+                value = ctypes.c_uint32.from_address(results + 4 * unit)
+                # Without the inverted bits at both ends, which are in the value already.
+                remainder = crc32c(ctypes.string_at(address, size), 0xFFFFFFFF) ^ 0xFFFFFFFF
+                value.value ^= int(shift(remainder, behind))
+
+        owner.enqueue(stream.ptr, digest)
 
 
 def simulated_kvikio(*, compatible: bool = True, corrupt: bool = False) -> types.ModuleType:
