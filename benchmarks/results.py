@@ -78,6 +78,14 @@ TARGETS = {
     "reboot_lost": Target("conversations lost with the hot files, after a flush", "at most", 0),
     "kvikio_take": Target("kvikio on tmpfs, take / page-locked RAM", "at least", 0.6),
     "kvikio_park": Target("kvikio on tmpfs, park / page-locked RAM", "at least", 0.6),
+    "several_take": Target("layers on all GPUs: take / all GPUs' page-locked speed", "at least", 0.95),
+    "several_park": Target("layers on all GPUs: park / all GPUs' page-locked speed", "at least", 0.95),
+    "several_swap": Target("layers on all GPUs: swap / all GPUs' page-locked speed", "reported"),
+    "several_first_layer": Target("layers on all GPUs: first layer of the last GPU / the whole take", "reported"),
+    "several_splits_wrong": Target("parked from one split, taken onto another: other bytes", "at most", 0),
+    "several_ranks": Target("two ranks at once, both together / one alone", "reported", None, "x"),
+    "several_ranks_wrong": Target("two ranks at once: other bytes, or each other's conversations", "at most", 0),
+    "several_numa": Target("take, files on the GPU's NUMA node / on another", "reported", None, "x"),
 }
 
 

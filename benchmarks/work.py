@@ -108,6 +108,15 @@ class Noise:
                         f"{whose} gave other bytes than were parked: layer {plane.layer}, {plane.name!r}"
                     )
 
+    def copied(self, memory: Memory) -> Noise:
+        """The same bytes in another memory, also those that are yet to be chosen."""
+        other = Noise.__new__(Noise)
+        other._memory = memory
+        other._starts = self._starts
+        host = self._bytes if self._memory.xp is np else self._bytes.get()
+        other._bytes = memory.xp.asarray(host)
+        return other
+
     def forget(self, name: str) -> None:
         """Let a conversation's next bytes be others."""
         self._starts = {key: start for key, start in self._starts.items() if key[0] != name}
