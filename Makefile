@@ -1,5 +1,6 @@
 # make demo   what mmkv does, on this machine
 # make test   linters, types and the whole suite; what CI runs
+# make soak   ten minutes of everything at once, with faults and kills; SOAK= for other options
 #
 # Both keep their environment in .venv/, which is made anew where pyproject.toml or constraints.txt changed.
 # A driver of NVIDIA's brings the CUDA packages that fit it; CUDA= on the command line leaves them out.
@@ -13,13 +14,16 @@ DRIVER := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>
 CUDA := $(shell if [ "0$(DRIVER)" -ge 580 ]; then echo cu13; elif [ "0$(DRIVER)" -ge 525 ]; then echo cu12; fi)
 comma := ,
 
-.PHONY: demo test lint format clean
+.PHONY: demo test soak lint format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python tools/demo.py $(DEMO)
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST)
+
+soak: $(VENV)/.test
+	$(BIN)/python benchmarks/soak.py $(SOAK)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check
