@@ -25,7 +25,7 @@ try:
 except ImportError:
     _library = None
 
-__all__ = ["Parts", "Values", "combine", "crc32c", "host_checksums"]
+__all__ = ["Parts", "UnitStream", "Values", "combine", "crc32c", "host_checksums"]
 
 _logger = logging.getLogger("mmkv")
 
@@ -130,6 +130,38 @@ class Parts:
     def _unit_ends(self) -> Words:
         ends = np.append(0, np.cumsum(self.sizes))
         return ends[np.searchsorted(self.units, np.arange(self.count), side="right")]
+
+
+class UnitStream:
+    """The checksums of units whose bytes come one behind the other.
+
+    Parameters
+    ----------
+    unit_bytes : int
+        Size of a unit; the last one may be smaller.
+    """
+
+    __slots__ = ("_left", "_unit_bytes", "_values")
+
+    def __init__(self, unit_bytes: int) -> None:
+        self._unit_bytes = unit_bytes
+        self._left = 0
+        self._values: list[int] = []
+
+    def add(self, view: memoryview) -> None:
+        """Take in what comes next."""
+        while len(view):
+            if not self._left:
+                self._left = self._unit_bytes
+                self._values.append(0)
+            part = view[: self._left]
+            self._values[-1] = crc32c(part, self._values[-1])
+            self._left -= len(part)
+            view = view[len(part) :]
+
+    def values(self) -> Values:
+        """The checksums so far, that of the last unit as far as it has come."""
+        return np.array(self._values, dtype=np.uint32)
 
 
 def host_checksums(parts: Parts, values: npt.ArrayLike | None = None, *, threads: int = 1) -> Values:

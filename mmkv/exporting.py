@@ -21,6 +21,7 @@ from mmkv.check_space import Numbers, check_versions
 from mmkv.directory import Description, catalog_file, prepare, read_description
 from mmkv.errors import ConversationCorrupt, ConversationNotFound, MmkvError, PoolCorrupt, PoolFull
 from mmkv.geometry import ID_BYTES, Extent, Geometry
+from mmkv.known import KnownUnits
 from mmkv.portable import About, Part, parts_of
 from mmkv.sizes import round_up
 from mmkv.store.files import PoolFile
@@ -59,6 +60,7 @@ class _Source:
     conversation: Conversation
     version: Version
     dirty: dict[tuple[str, int], int]
+    known: KnownUnits
 
 
 def export_conversation(
@@ -94,6 +96,8 @@ def export_conversation(
     ------
     ConversationNotFound
         There is none of that id.
+    ConversationCorrupt
+        Its bytes are not those that were parked.
     MmkvError, ValueError
         It cannot be read or written, or is parked again and again meanwhile.
     """
@@ -108,8 +112,10 @@ def export_conversation(
         for _ in range(_ATTEMPTS):
             source = _find(catalog, description, conversation, namespace)
             with _partial(file) as out:
-                _write(path, description, catalog, source, out)
+                corrupt = _write(path, description, catalog, source, out)
                 if _is_same(catalog, source):
+                    if corrupt is not None:
+                        raise corrupt
                     return _finish(out, file)
     finally:
         catalog.close()
@@ -127,7 +133,12 @@ def _find(catalog: Catalog, description: Description, name: str, namespace: str 
     version = rows.versions.get(found.version)
     if version is None or not version.sound:
         raise ConversationCorrupt(f"{name!r} has blocks that cannot be its own: see mmkv-inspect check")
-    return _Source(found, version, _dirty(rows, version))
+    known = KnownUnits(catalog, description, version.extents, [point.record for point in version.points])
+    if known.is_bad:
+        raise ConversationCorrupt(
+            f"{name!r} has bytes in quarantine, which are not those that were parked: read its prompt again"
+        )
+    return _Source(found, version, _dirty(rows, version), known)
 
 
 def _dirty(rows: Rows, version: Version) -> dict[tuple[str, int], int]:
@@ -174,7 +185,10 @@ def _partial_name(file: Path) -> Path:
     return file.with_name(f".{file.name[:100]}.{os.getpid()}.partial")
 
 
-def _write(path: Path, description: Description, catalog: Catalog, source: _Source, out: BinaryIO) -> None:
+def _write(
+    path: Path, description: Description, catalog: Catalog, source: _Source, out: BinaryIO
+) -> ConversationCorrupt | None:
+    """Write everything. Gives what was found not to be what was parked."""
     layout, version = description.layout, source.version
     points = tuple((point.tokens, point.boundary) for point in version.points)
     about = About(source.conversation.name, source.conversation.namespace, version.tokens, points, layout.fingerprint)
@@ -185,12 +199,26 @@ def _write(path: Path, description: Description, catalog: Catalog, source: _Sour
         if source.dirty:
             tiers.append(_hot_tier(path, description, catalog, source))
         buffer = memoryview(bytearray(_CHUNK))
+        corrupt = None
         for part in parts:
-            for file, offset, size in _runs(tiers, source, part):
+            sums, behind = source.known.stream(part.layer, part.name, part.checkpoint, version.tokens)
+            runs = list(_runs(tiers, source, part))
+            for file, offset, size in runs:
                 for at in range(0, size, _CHUNK):
                     view = buffer[: min(_CHUNK, size - at)]
                     file.read(view, offset + at)
+                    sums.add(view)
                     _put(out, view)
+            # Of a block that this version has only some rows of, the checksum covers more.
+            file, offset, size = runs[-1]
+            for at in range(0, behind, _CHUNK):
+                view = buffer[: min(_CHUNK, behind - at)]
+                file.read(view, offset + size + at)
+                sums.add(view)
+            corrupt = corrupt or source.known.compare(
+                repr(source.conversation.name), part.layer, part.name, part.checkpoint, sums.values()
+            )
+        return corrupt
     finally:
         for tier in tiers:
             tier.close()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from mmkv.blocks import block_numbers
 from mmkv.buffer import allocate_host
 from mmkv.catalog import Catalog, Checkpoint, VersionRow
+from mmkv.checks import Checks
+from mmkv.checksum import UnitStream
 from mmkv.directory import require_layout
 from mmkv.errors import LayoutMismatch, TransferCancelled
 from mmkv.geometry import Geometry
@@ -20,10 +24,12 @@ from mmkv.portable import IDS, About, Part, parts_of
 from mmkv.prefix import continued_hashes, first_seed
 from mmkv.room import Room
 from mmkv.sizes import round_up
-from mmkv.space import Reservation, Space
+from mmkv.space import Kind, Reservation, Space
 from mmkv.store.files import PoolFile
 from mmkv.tensorfile import TensorFile
 from mmkv.transfer import Transfer
+from mmkv.unit_table import UnitRows, put_units
+from mmkv.units import Spans
 
 __all__ = ["Arrival", "Parcel"]
 
@@ -109,7 +115,7 @@ class Arrival:
 
     Parameters
     ----------
-    lock, catalog, space, ledger, room
+    lock, catalog, space, ledger, room, checks
         The pool's parts.
     boot : str
         This boot's id.
@@ -135,6 +141,7 @@ class Arrival:
         space: Space,
         ledger: Ledger,
         room: Room,
+        checks: Checks,
         *,
         boot: str,
         parcel: Parcel,
@@ -143,6 +150,9 @@ class Arrival:
         replace: bool,
     ) -> None:
         self._lock, self._catalog, self._space, self._ledger = lock, catalog, space, ledger
+        self._checks = checks
+        # The checksums of each tensor, unit by unit.
+        self._sums: dict[tuple[int, str, int | None], UnitStream] = {}
         self._boot = boot
         self._parcel = parcel
         self._name = name
@@ -184,17 +194,49 @@ class Arrival:
         buffer = allocate_host((_CHUNK,), "uint8").data
         self._hashes = self._hash_ids(buffer)
         for part in self._parcel.parts:
-            at = 0
+            at, sums = 0, self._new_sums(part)
             for file, offset, size in self._runs(part):
                 for start in range(0, size, _CHUNK):
                     if transfer.stopped:
                         return
                     view = buffer[: min(_CHUNK, size - start)]
                     self._parcel.file.read(part.tensor.name, view, at + start)
+                    if sums is not None:
+                        sums.add(view)
                     file.write(view, offset + start)
                     transfer.moved("posix", len(view))
                 at += size
         self._space.sync()
+
+    def _new_sums(self, part: Part) -> UnitStream | None:
+        if self._checks.verify == "never":
+            return None
+        rows = self._space.geometry.block_tokens
+        if part.layer < 0:
+            size = rows * _ID_BYTES
+        elif part.checkpoint is None:
+            size = rows * self._space.geometry.plane_regions[part.layer][part.name][1]
+        else:
+            size = part.tensor.bytes
+        sums = self._sums[part.layer, part.name, part.checkpoint] = UnitStream(size)
+        return sums
+
+    def _units(self) -> dict[Kind, UnitRows]:
+        """The checksums of what was taken in."""
+        blocks = block_numbers(self._new.extents)
+        records = np.array([point.record for point in self._points], dtype=np.int64)
+        rows = self._checks.unknown({"blocks": blocks, "checkpoints": records})
+        if self._checks.verify == "never":
+            return rows
+        columns, block_tokens = self._checks.columns, self._space.geometry.block_tokens
+        for column, unit in enumerate(columns.blocks):
+            rows["blocks"].values[:, column] = self._sums[unit.layer, unit.name, None].values()
+        for column, unit in enumerate(columns.checkpoints):
+            for place in range(len(records)):
+                rows["checkpoints"].values[place, column] = self._sums[unit.layer, unit.name, place].values()[0]
+        rows["blocks"].tokens[:] = Spans.cut(0, self.tokens, block_tokens).tokens
+        rows["checkpoints"].tokens[:] = 1
+        return rows
 
     def _hash_ids(self, buffer: memoryview) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         block_tokens = self._space.geometry.block_tokens
@@ -240,9 +282,17 @@ class Arrival:
             numbers = [("blocks", n) for first, count in self._new.extents for n in range(first, first + count)]
             numbers += [("checkpoints", point.record) for point in self._points]
             # A former use of the numbers may have left rows of residents.
+            units = self._units()
             row = self._catalog.put_version(
-                self._name, self._namespace, row, used, synced=True, cold=numbers if self._catalog.has_residents else ()
+                self._name,
+                self._namespace,
+                row,
+                used,
+                synced=True,
+                cold=numbers if self._catalog.has_residents else (),
+                also=partial(put_units, new=units),
             )
+            self._checks.commit(units)
             self._ledger.commit(self._name, self._namespace, row, used, None)
             self._committed = True
 

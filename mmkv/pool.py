@@ -909,6 +909,7 @@ class Pool:
                     self._space,
                     self._ledger,
                     self._room,
+                    self._checks,
                     boot=self._boot,
                     parcel=parcel,
                     name=name,
