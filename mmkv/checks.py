@@ -105,6 +105,15 @@ class Checks:
                 # For this process they are in quarantine all the same.
                 error.add_note(f"the quarantine could not be noted in the catalog: {trouble}")
 
+    def figures(self) -> dict[str, int]:
+        """What `PoolStats` says of checksums. The lock is held."""
+        sizes = {kind: self.space.number_bytes(kind) for kind in KINDS}
+        return {
+            **self.counters,
+            "corrupt": sum(self._ledger.quarantine.count(kind) * sizes[kind] for kind in KINDS),
+            "unverified": sum(self.units[kind].unknown * sizes[kind] for kind in KINDS),
+        }
+
     def close(self) -> None:
         """Let go of the devices."""
         self.digester.close()

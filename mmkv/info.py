@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from mmkv.blocks import tokens_before
 from mmkv.catalog import ConversationRow, Resident, VersionRow
 from mmkv.geometry import Extent, Geometry, extent_blocks
 
@@ -55,6 +56,8 @@ class ConversationInfo:
         Bytes of the blocks and checkpoints that hold it in the hot tier; 0 where there is none.
     dirty_bytes : int
         Those of them that are not at the pool's path yet.
+    usable_tokens : int
+        How many of its tokens lie before the first block in quarantine: all, most often.
     """
 
     conversation: str
@@ -71,6 +74,7 @@ class ConversationInfo:
     synced: bool
     hot_bytes: int
     dirty_bytes: int
+    usable_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,12 @@ class PoolStats:
         tier alone to make room in it; prefetches done. All 0 without a hot tier, like the next two.
     bytes_spilled, bytes_promoted : int
         What moved between the tiers.
+    bytes_verified : int
+        What takes compared with its checksums.
+    mismatches : int
+        Takes that found other bytes than were parked.
+    corrupt, unverified : int
+        Bytes of the blocks and checkpoints in quarantine, and of those that have no checksums.
     """
 
     path: str
@@ -201,14 +211,21 @@ class PoolStats:
     prefetches: int = 0
     bytes_spilled: int = 0
     bytes_promoted: int = 0
+    bytes_verified: int = 0
+    mismatches: int = 0
+    corrupt: int = 0
+    unverified: int = 0
 
 
 def conversation_infos(
-    rows: Iterable[ConversationRow], geometry: Geometry, residents: Iterable[Resident] = ()
+    rows: Iterable[ConversationRow],
+    geometry: Geometry,
+    residents: Iterable[Resident] = (),
+    bad: Collection[int] = (),
 ) -> list[ConversationInfo]:
     """The figures of every conversation, in the order of `rows`, which must be all that the catalog holds.
 
-    `residents` are what the catalog lists in the hot tier.
+    `residents` are what the catalog lists in the hot tier, and `bad` the blocks in quarantine.
 
     Costs one pass over the extents, whatever block numbers they have; `owned_bytes` needs all of them.
     """
@@ -216,7 +233,7 @@ def conversation_infos(
     blocks = _Holders(extent for row in rows for extent in union_extents(_extents(row)))
     records = _Holders(record for row in rows for record in union_extents(_records(row)))
     hot = _Warm(residents, geometry)
-    return [_info(row, geometry, blocks, records, hot) for row in rows]
+    return [_info(row, geometry, blocks, records, hot, bad) for row in rows]
 
 
 def union_extents(extents: Iterable[Extent]) -> list[Extent]:
@@ -294,7 +311,12 @@ class _Warm:
 
 
 def _info(
-    row: ConversationRow, geometry: Geometry, blocks: _Holders, records: _Holders, warm: _Warm
+    row: ConversationRow,
+    geometry: Geometry,
+    blocks: _Holders,
+    records: _Holders,
+    warm: _Warm,
+    bad: Collection[int],
 ) -> ConversationInfo:
     version = row.version
     alone = blocks.alone(version.extents)
@@ -315,4 +337,5 @@ def _info(
         synced=version.synced,
         hot_bytes=warm.bytes(version, dirty=False),
         dirty_bytes=warm.bytes(version, dirty=True),
+        usable_tokens=tokens_before(bad, version.extents, version.tokens, geometry.block_tokens),
     )

@@ -603,6 +603,7 @@ class Pool:
             def finish() -> None:
                 if check is not None:
                     check.finish()
+                    transfer.verified = check.bytes
                 self._touch(name)
 
             transfer = Transfer(
@@ -753,7 +754,8 @@ class Pool:
             self._find(conversation)
             rows = [other.row() for other in self._ledger.conversations.values()]
             residents = self._catalog.residents()
-        infos = conversation_infos(rows, self._space.geometry, residents)
+            bad = list(self._ledger.quarantine.numbers("blocks"))
+        infos = conversation_infos(rows, self._space.geometry, residents, bad)
         return next(info for info in infos if info.conversation == conversation)
 
     def stats(self) -> PoolStats:
@@ -787,6 +789,7 @@ class Pool:
             **self._matches,
             **self._traffic.counters,
             **self._writer.counters,
+            **self._checks.figures(),
             **({} if self._hot is None else self._hot.counters),
         )
 

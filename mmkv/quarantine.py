@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
-from mmkv.blocks import BlockAllocator
+from mmkv.blocks import BlockAllocator, tokens_before
 from mmkv.catalog import Checkpoint
 from mmkv.geometry import Extent
 from mmkv.space import KINDS, Kind
@@ -43,19 +43,17 @@ class Quarantine:
         for number in [number for number in bad if run.first <= number < run.first + run.blocks]:
             del bad[number]
 
+    def numbers(self, kind: Kind) -> Collection[int]:
+        """The numbers in quarantine."""
+        return self._numbers[kind].keys()
+
     def count(self, kind: Kind) -> int:
         """How many numbers are in quarantine."""
         return len(self._numbers[kind])
 
     def sound_tokens(self, extents: Sequence[Extent], tokens: int, block_tokens: int) -> int:
         """How many leading tokens of a version lie before its first bad block."""
-        bad, position = self._numbers["blocks"], 0
-        for first, count in extents if bad else ():
-            here = min((number for number in bad if first <= number < first + count), default=None)
-            if here is not None:
-                return min(tokens, (position + here - first) * block_tokens)
-            position += count
-        return tokens
+        return tokens_before(self._numbers["blocks"], extents, tokens, block_tokens)
 
     def sound_points(self, points: Iterable[Checkpoint]) -> list[Checkpoint]:
         """The checkpoints whose states are those that were parked."""

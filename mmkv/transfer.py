@@ -40,6 +40,8 @@ class Receipt:
         From the call until the last byte was down and, for a park, committed.
     path : str
         What moved the bytes: `mapped`, `gds`, `kvikio-posix`, `posix`, several joined by `+`, `none` if none moved.
+    verified : int
+        Bytes that a take found to be those that were parked; 0 where they needed no check.
     """
 
     tokens: int
@@ -47,6 +49,7 @@ class Receipt:
     bytes: int
     seconds: float
     path: str
+    verified: int = 0
 
     @property
     def gbps(self) -> float:
@@ -79,6 +82,7 @@ class Transfer:
         self.kind = kind
         self.tokens = tokens
         self.tokens_written = tokens_written
+        self.verified = 0
         self.started = time.monotonic()
         self.deadline: float | None = None
         self.moved_bytes: dict[str, int] = {}
@@ -348,6 +352,7 @@ class Transfer:
                     sum(self.moved_bytes.values()),
                     time.monotonic() - self.started,
                     "+".join(sorted(self.moved_bytes)) or "none",
+                    self.verified,
                 )
                 self._landed = [True] * self._layers
             self._settled = True
