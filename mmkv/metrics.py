@@ -74,6 +74,10 @@ _FIGURES = (
     _Figure("mmkv_evictions_total", "Conversations dropped to make room.", _field("evictions")),
     _Figure("mmkv_expirations_total", "Conversations dropped because nobody used them.", _field("expirations")),
     _Figure("mmkv_failures_total", "Transfers that failed.", _field("failures")),
+    _Figure("mmkv_mismatches_total", "Takes that found other bytes than were parked.", _field("mismatches")),
+    _Figure("mmkv_corrupt_bytes", "Blocks and checkpoints in quarantine, whose bytes are others.", _field("corrupt")),
+    _Figure("mmkv_unverified_bytes", "Blocks and checkpoints that have no checksums.", _field("unverified")),
+    _Figure("mmkv_verified_bytes_total", "Bytes that takes checked.", _field("bytes_verified")),
     _Figure("mmkv_parked_bytes_total", "Bytes moved by parks.", _field("bytes_parked")),
     _Figure("mmkv_taken_bytes_total", "Bytes moved by takes.", _field("bytes_taken")),
     _Figure(
