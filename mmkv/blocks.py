@@ -201,12 +201,33 @@ class BlockAllocator:
                     self._put_free(run)
         return freed
 
-    def settle(self) -> None:
-        """Make what was freed allocatable: the transactions that freed it are on the medium."""
-        for run in self._unsettled:
+    def defer(self) -> None:
+        """Let freed numbers wait for `settle` from now on."""
+        self._defer = True
+
+    def settle(self, wipe: Callable[[Extent], None] | None = None, most: int | None = None) -> None:
+        """Make what was freed allocatable: the transactions that freed it are on the medium.
+
+        Parameters
+        ----------
+        wipe : callable, optional
+            Called with each run before it is free. If it raises, that run and the rest go on waiting.
+        most : int, optional
+            How many numbers are enough, to a run.
+        """
+        done = 0
+        while self._unsettled and (most is None or done < most):
+            run = self._unsettled[-1]
+            if wipe is not None:
+                wipe(run)
+            self._unsettled.pop()
+            self.unsettled -= run.blocks
             self._put_free(run)
-        self._unsettled.clear()
-        self.unsettled = 0
+            done += run.blocks
+
+    def free_extents(self) -> tuple[Extent, ...]:
+        """The free runs."""
+        return tuple(Extent(start, self._lengths[start]) for start in self._starts)
 
     def _is_free(self, extent: Extent) -> bool:
         at = bisect_right(self._starts, extent.first) - 1

@@ -152,6 +152,7 @@ class Hot:
         allocator = self.space.allocator(kind)
         while count:
             with self._lock:
+                self.space.settle()
                 if allocator.free < count and not self._may_grow(kind):
                     if evict and allocator.total == 0 and self._make_way(kind):
                         continue
@@ -238,6 +239,12 @@ class Hot:
                     position[first : first + count] = np.arange(place, place + count)
                     place += count
         return use, position
+
+    def wipe_freed(self) -> None:
+        """Where what is dropped is to be overwritten, do that."""
+        with self._lock:
+            if self.space.wipes:
+                self.space.settle()
 
     def relieve(self) -> None:
         """Give back a segment where RAM is short: one that is free, or becomes so by what the path has."""

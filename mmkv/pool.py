@@ -98,6 +98,7 @@ class Pool:
         threads: int = 2,
         rewarm: bool = False,
         max_idle: float | None = None,
+        wipe_on_drop: bool = False,
         verify: Verify = "first",
     ) -> None:
         self.path = opened.path
@@ -145,6 +146,7 @@ class Pool:
         self._expiry: Expiry | None = None
         self._seen_changes = -1
         if not self._readonly:
+            self._begin_wiping(wipe_on_drop)
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             self._catalog.set_property("owner", owner)
             if max_idle is not None:
@@ -158,13 +160,25 @@ class Pool:
                 self._traffic,
                 drop=self.drop,
                 stats=self._stats,
-                chores=(self._release_orphans, self._keep_spare, self._relieve_ram, *expire),
+                chores=(self._release_orphans, self._keep_spare, self._relieve_ram, self._wipe_freed, *expire),
             )
         _open_pools.add(self)
         self._rewarming: threading.Thread | None = None
         if rewarm and self._hot is not None:
             self._rewarming = threading.Thread(target=self._rewarm, name="mmkv-rewarm", daemon=True)
             self._rewarming.start()
+
+    def _begin_wiping(self, wanted: bool) -> None:
+        """Overwrite what is dropped from now on, and what was before, unless that is known to be done."""
+        wiped = self._catalog.get_property("wiped")
+        if wanted:
+            for tier in self._tier_spaces():
+                tier.wipe_what_is_freed(all_free=wiped is not True)
+        if wiped:
+            self._catalog.set_property("wiped", False)
+
+    def _tier_spaces(self) -> list[Space]:
+        return [self._space] if self._hot is None else [self._space, self._hot.space]
 
     def _load_hot(self, opened: Opened, movers: Movers, threads: int) -> Hot:
         assert opened.hot is not None
@@ -201,6 +215,7 @@ class Pool:
         deadline: float | None = 60.0,
         checkpoints: int = 2,
         max_idle: float | None = None,
+        wipe_on_drop: bool = False,
         min_free_ram: int | str | None = None,
         catalog: str | os.PathLike[str] | None = None,
         threads: int | None = None,
@@ -239,6 +254,10 @@ class Pool:
         max_idle : float, optional
             Seconds after which a conversation that was neither parked nor taken is dropped; the time that the pool was
             closed counts. What is pinned or leased stays. Holds for this opening, and is kept nowhere.
+        wipe_on_drop : bool
+            Whether to overwrite with zeros what was dropped, evicted or replaced, before its place is used again and at
+            the latest at `close`; the background does so within seconds, at the speed of the medium. After an opening
+            without, or a crash, opening overwrites all free blocks first.
         min_free_ram : int or str, optional
             Bytes of RAM that a pool in RAM leaves free as it grows; by default a 16th of it, at most 1 GiB.
         catalog : path, optional
@@ -301,6 +320,7 @@ class Pool:
                 threads=lanes,
                 rewarm=rewarm,
                 max_idle=max_idle,
+                wipe_on_drop=bool(wipe_on_drop),
                 verify=checked,
             )
         except BaseException:
@@ -1151,6 +1171,8 @@ class Pool:
             # Under the eyes of housekeeping: what hangs passes its deadline.
             if not self._readonly and (self._hot is not None or not self._opened.medium.in_ram):
                 self._writer.bring(list(self._ledger.conversations.values()))
+            if self._space.wipes:
+                self._wipe_all()
         finally:
             self._writer.stop()
             self._traffic.wait_until_quiet()
@@ -1180,6 +1202,13 @@ class Pool:
             if self._lingering and self._traffic.is_quiet:
                 self._lingering = False
                 self._let_go()
+
+    def _wipe_all(self) -> None:
+        self._room.wipe_some()
+        with self._lock:
+            for tier in self._tier_spaces():
+                tier.settle()
+            self._catalog.set_property("wiped", True)
 
     def _let_go(self) -> None:
         """Close the files and give the lock up."""
@@ -1312,6 +1341,11 @@ class Pool:
                     f"the hot tier takes {hot.space.allocated_bytes} bytes, and what is under way in it keeps it from "
                     f"hot_capacity={hot.space.capacity}"
                 )
+
+    def _wipe_freed(self) -> None:
+        self._room.wipe_some()
+        if self._hot is not None:
+            self._hot.wipe_freed()
 
     def _release_orphans(self) -> None:
         while self._orphans:

@@ -22,6 +22,7 @@ __all__ = ["Room"]
 _SPARE_PART = 4
 # A file system that refused a segment is not asked again for so long.
 _REFUSED_SECONDS = 5.0
+_WIPED_BYTES = 32 << 20
 _log = logging.getLogger("mmkv")
 
 
@@ -154,12 +155,18 @@ class Room:
 
     def _settle(self) -> bool:
         """Make freed numbers allocatable, once what freed them is on the medium. Whether there were any."""
-        if not self._space.blocks.unsettled and not self._space.records.unsettled:
+        if not self._space.unsettled:
             return False
         self._catalog.sync()
-        self._space.blocks.settle()
-        self._space.records.settle()
+        self._space.settle()
         return True
+
+    def wipe_some(self) -> None:
+        """Where what is dropped is to be overwritten, do some of that; a part at a time, for the lock is held."""
+        while self._space.wipes and self._space.unsettled:
+            with self._lock:
+                self._catalog.sync()
+                self._space.settle(_WIPED_BYTES)
 
     def _give_back_other(self, kind: Kind, blocks: int, records: int) -> bool:
         """Give back a drained segment of the other kind, if what is asked for does not need it."""

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from mmkv.errors import PoolCorrupt, PoolFull
 from mmkv.geometry import ID_BYTES, Extent, Geometry
 from mmkv.medium import Medium, available_ram
 from mmkv.store.files import PoolFile
+from mmkv.wiping import zero_run
 
 __all__ = ["KINDS", "Kind", "Reservation", "Space"]
 
@@ -90,6 +92,7 @@ class Space:
         self.min_free_ram = min_free_ram
         self._catalog = catalog
         self._growing = threading.Lock()
+        self.wipes = False
         self.planes: list[PoolFile | None] = []
         self.states: list[PoolFile | None] = []
         self._opened: list[PoolFile] = []
@@ -127,6 +130,11 @@ class Space:
         for layer, (plane_bytes, state_bytes) in enumerate(sizes):
             self.planes.append(opened(f"layers/{layer:04d}.kv", plane_bytes))
             self.states.append(opened(f"layers/{layer:04d}.state", state_bytes))
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the tier keeps the ids."""
+        return self._tokens is not None
 
     @property
     def tokens(self) -> PoolFile:
@@ -224,6 +232,35 @@ class Space:
         """Undo a reservation that was not committed."""
         self.blocks.release(reservation.extents)
         self.records.release(reservation.records)
+
+    def wipe_what_is_freed(self, *, all_free: bool) -> None:
+        """Overwrite numbers with zeros before they are free, from now on; `all_free` also those that are free now.
+
+        The latter costs a write of all free blocks.
+        """
+        self.wipes = True
+        for kind in KINDS:
+            allocator = self.allocator(kind)
+            allocator.defer()
+            for run in allocator.free_extents() if all_free else ():
+                zero_run(self, kind, run)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether freed numbers wait for `settle`."""
+        return bool(self.blocks.unsettled or self.records.unsettled)
+
+    def settle(self, most_bytes: int | None = None) -> None:
+        """Make what was freed free, overwritten where that is wanted: what freed it is on the medium.
+
+        Parameters
+        ----------
+        most_bytes : int, optional
+            How many bytes of each kind are enough, to a run.
+        """
+        for kind in KINDS:
+            most = None if most_bytes is None else max(1, most_bytes // max(1, self.number_bytes(kind)))
+            self.allocator(kind).settle(partial(zero_run, self, kind) if self.wipes else None, most)
 
     def lacking(self, blocks: int, records: int) -> Kind | None:
         """Which kind has fewer free than that, if one has."""

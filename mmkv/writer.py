@@ -203,8 +203,7 @@ class Writer:
                 self._ledger.mark_synced(conversation)
             if done:
                 # The transaction that was synced comes after all that freed numbers, these among them.
-                self._path.blocks.settle()
-                self._path.records.settle()
+                self._path.settle()
             self._changed.notify_all()
 
     # In the background
