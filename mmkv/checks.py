@@ -9,15 +9,20 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mmkv.ahead import SummingAhead
 from mmkv.buffer import Buffer
 from mmkv.castagnoli import Values
 from mmkv.catalog import Catalog
 from mmkv.checksum import combine, crc32c
+from mmkv.device import Event
+from mmkv.digesting import Digester
 from mmkv.errors import MmkvError
 from mmkv.ledger import Ledger
 from mmkv.plan import Arrays
-from mmkv.slotsums import Digester, SlotSums
+from mmkv.slotsums import SlotSums
 from mmkv.space import KINDS, Kind, Space
+from mmkv.store.contract import Progress
+from mmkv.summing import Summing
 from mmkv.unit_table import Bad, UnitRows, put_bad, read_units
 from mmkv.units import Columns, Spans, Units
 
@@ -148,6 +153,27 @@ class ParkSums:
         self._spans = Spans.cut(start, len(ids), geometry.block_tokens)
         self._rows = self._spans.rounded(geometry.layout.granule)
         self.slot = SlotSums(checks.digester, checks.columns, slot, states, self._rows)
+        devices = {self.slot.device(layer) for layer in self.slot.layers if self.slot.layer_bytes(layer)}
+        on_device = {device for device in devices if device is not None}
+        self._is_ahead = len(on_device) == len(devices) > 0 and checks.digester.is_ready(on_device)
+        self._ahead: SummingAhead | None = None
+
+    @property
+    def parts(self) -> int:
+        """How often the park hears `released` because of them."""
+        return int(self._is_ahead)
+
+    def progress(self, whole: Progress, stores_by_layer: Sequence[int]) -> Progress:
+        """What hears the stores in the place of the park, and takes the checksums."""
+        if self._is_ahead:
+            self._ahead = SummingAhead(whole, self.slot, self._checks.digester)
+            return self._ahead
+        return Summing(whole, (self.slot,), stores_by_layer, first=True)
+
+    def begin(self, after: Sequence[Event]) -> None:
+        """The copies are under way: begin what is done beside them, once `after` has fired."""
+        if self._ahead is not None:
+            self._ahead.begin(after)
 
     def rows(
         self, numbers: _Numbers, records: _Numbers, continued: int

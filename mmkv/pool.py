@@ -456,9 +456,13 @@ class Pool:
             raise
 
         def begin() -> None:
-            route.start("write", transfer, after, sums=None if park.sums is None else park.sums.slot)
+            sums = park.sums
+            progress = None if sums is None else sums.progress(transfer, route.stores_by_layer)
+            route.start("write", transfer, after, progress=progress)
             # Beside the rows, which are under way: the ids are a part of the transfer of their own.
             try:
+                if sums is not None:
+                    sums.begin(after)
                 park.write_ids()
             except BaseException as error:
                 transfer.failed(error if isinstance(error, Exception) else TransferError(f"interrupted: {error!r}"))
@@ -474,6 +478,8 @@ class Pool:
     ) -> Route:
         """The way of the bytes between a slot and where they are placed."""
         tiers = [(self._movers_of(share.space), layer_copies(share, slot, states)) for share in placements]
+        if self._checks.verify != "never":
+            self._checks.digester.prepare(slot.memory.devices)
         return plan_route(slot.memory, tiers)
 
     def _movers_of(self, space: Space) -> Movers:
@@ -495,7 +501,7 @@ class Pool:
             f"park of {name!r}",
             len(self.layout.layers),
             kind="park",
-            parts=route.parts + 1,
+            parts=route.parts + 1 + (0 if park.sums is None else park.sums.parts),
             deadline=self._deadline,
             finish=park.commit,
             release=release,
@@ -646,7 +652,8 @@ class Pool:
             raise
 
         def begin(gate: Gate | None) -> None:
-            route.start("read", transfer, after, _gates(take, gate), None if check is None else check.slot)
+            progress = None if check is None else check.progress(transfer, route.stores_by_layer)
+            route.start("read", transfer, after, _gates(take, gate), progress)
             if check is not None:
                 check.start_scratch(transfer, _gates(take, None))
 

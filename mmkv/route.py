@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 from mmkv.memory import SlotMemory
 from mmkv.movers import Movers, Share
-from mmkv.slotsums import SlotSums
 from mmkv.store.contract import Gate, LayerCopies, Progress
-from mmkv.summing import Summing
 from mmkv.transfer import Transfer
 
 __all__ = ["Route", "plan_route"]
@@ -42,15 +40,12 @@ class Route:
         transfer: Transfer,
         after: Sequence[Any] = (),
         gate: Gate | None = None,
-        sums: SlotSums | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """Begin to move everything; `sums` are taken of each layer, of a park's before it counts as landed."""
+        """Begin to move everything; `progress`, if there is one, hears what the stores say in the transfer's place."""
         transfer.begin()
-        progress: Progress = transfer
-        if sums is not None:
-            progress = Summing(transfer, (sums,), self.stores_by_layer, first=direction == "write")
         for share in self.shares:
-            share.start(direction, progress, after, gate)
+            share.start(direction, progress or transfer, after, gate)
         if not self.shares:
             transfer.released()
 

@@ -2,78 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from mmkv import device as cuda
 from mmkv.buffer import Buffer
 from mmkv.castagnoli import Values
-from mmkv.checksum import Parts, crc32c, host_checksums
+from mmkv.checksum import Parts
+from mmkv.digesting import Digester
 from mmkv.geometry import TokenRuns
 from mmkv.plan import Arrays
-from mmkv.store.digest import DigestKernel
 from mmkv.units import Columns, Spans
 
-__all__ = ["Digester", "SlotSums"]
-
-_BOUNCE_BYTES = 4 << 20
-
-
-class Digester:
-    """Computes checksums where the bytes are; the kernel is compiled once for each device."""
-
-    def __init__(self) -> None:
-        self._kernel = DigestKernel()
-        self._streams: dict[int, Any] = {}
-        self._lock = threading.Lock()
-
-    def prepare(self, device: int) -> None:
-        """Compile the kernel for a device ahead of need; takes a second."""
-        self._kernel.ready(device)
-
-    def checksums(self, parts: Parts, device: int | None) -> Values:
-        """The checksums of units on a device, or in host memory; waits for them.
-
-        What wrote the bytes has been waited for.
-        """
-        if device is None or not parts.count:
-            return host_checksums(parts)
-        if not self._kernel.ready(device):
-            return self._through_host(parts, device)
-        stream = self._stream(device)
-        with cuda.current(device):
-            digest = self._kernel.launch(parts, device, stream)
-            stream.synchronize()
-        return digest.values()
-
-    def _through_host(self, parts: Parts, device: int) -> Values:
-        """The same on the host, to which the bytes are copied: where there is no compiler for the kernel."""
-        values = np.zeros(parts.count, dtype=np.uint32)
-        bounce, stream = cuda.pinned(_BOUNCE_BYTES), self._stream(device)
-        view = memoryview(bounce).cast("B")
-        columns = (parts.units.tolist(), parts.addresses.tolist(), parts.sizes.tolist())
-        with cuda.current(device):
-            for unit, address, size in zip(*columns, strict=True):
-                for at in range(0, size, _BOUNCE_BYTES):
-                    length = min(_BOUNCE_BYTES, size - at)
-                    cuda.copy_async(bounce.ptr, address + at, length, stream.ptr, to_device=False)
-                    stream.synchronize()
-                    values[unit] = crc32c(view[:length], int(values[unit]))
-        return values
-
-    def _stream(self, device: int) -> Any:
-        with self._lock:
-            if device not in self._streams:
-                self._streams[device] = cuda.new_stream(device)
-            return self._streams[device]
-
-    def close(self) -> None:
-        """Let go of the streams."""
-        with self._lock:
-            self._streams.clear()
+__all__ = ["SlotSums"]
 
 
 class SlotSums:
@@ -124,9 +65,14 @@ class SlotSums:
         self.states = np.zeros(len(columns.checkpoints), dtype=np.uint32)
 
     @property
+    def layers(self) -> range:
+        """All layers."""
+        return range(len(self._planes))
+
+    @property
     def bytes(self) -> int:
         """What the checksums cover."""
-        return sum(map(self.layer_bytes, range(len(self._planes))))
+        return sum(map(self.layer_bytes, self.layers))
 
     def layer_bytes(self, layer: int) -> int:
         """What the checksums of a layer cover."""
@@ -142,15 +88,15 @@ class SlotSums:
     def take(self, layers: Iterable[int]) -> None:
         """Take the checksums of layers that lie on one device, whose bytes are down."""
         layers = list(layers)
-        parts = self._parts(layers)
+        parts = self.parts(layers)
         if parts.count:
-            values = self._digester.checksums(parts, self.device(layers[0]))
-            self._put(layers, values)
+            self.put(layers, self._digester.checksums(parts, self.device(layers[0])))
 
     def _layer_states(self, layer: int) -> Mapping[str, Buffer]:
         return self._states[layer] if self._states else {}
 
-    def _parts(self, layers: Sequence[int]) -> Parts:
+    def parts(self, layers: Sequence[int]) -> Parts:
+        """Where the units of some layers lie, in the order in which `put` takes their checksums."""
         addresses, sizes, units = [], [], []
         count = 0
         for layer in layers:
@@ -170,7 +116,8 @@ class SlotSums:
             return Parts(nothing, nothing, nothing, 0)
         return Parts(np.concatenate(addresses), np.concatenate(sizes), np.concatenate(units), count)
 
-    def _put(self, layers: Sequence[int], values: Values) -> None:
+    def put(self, layers: Sequence[int], values: Values) -> None:
+        """The checksums of some layers."""
         at = 0
         for layer in layers:
             planes, states = self._columns.planes[layer], self._columns.states[layer]

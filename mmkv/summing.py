@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mmkv.errors import MmkvError, TransferError
+from mmkv.errors import TransferError
 from mmkv.slotsums import SlotSums
 from mmkv.store.contract import Progress
 
@@ -96,7 +96,7 @@ class Summing:
         try:
             for sums in self._sums:
                 sums.take(layers)
-        except (MmkvError, RuntimeError, ValueError) as error:
+        except Exception as error:
             self._whole.failed(
                 TransferError(f"layers {layers[0]} to {layers[-1]}: their checksums could not be taken: {error}")
             )

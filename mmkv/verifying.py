@@ -19,7 +19,7 @@ from mmkv.plan import Arrays, layer_copies
 from mmkv.scratch import Scratch
 from mmkv.slotsums import SlotSums
 from mmkv.space import Space
-from mmkv.store.contract import Gate
+from mmkv.store.contract import Gate, Progress
 from mmkv.summing import Summing
 from mmkv.taking import Take
 from mmkv.transfer import Transfer
@@ -100,6 +100,10 @@ class Verification:
         for token, tokens in zip(whole.token.tolist(), whole.tokens.tolist(), strict=True):
             placements = self._take.placements_of(token, token + tokens)
             self.shares += [_host_share(movers_of(place.space), place, scratch) for place in placements]
+
+    def progress(self, whole: Transfer, stores_by_layer: Sequence[int]) -> Progress:
+        """What hears the stores in the place of the take, and takes the checksums."""
+        return Summing(whole, (self.slot,), stores_by_layer, first=False)
 
     def start_scratch(self, transfer: Transfer, gate: Gate | None) -> None:
         """Begin to read what is checked beside the slot; `transfer` hears `released` for each of `shares`."""
