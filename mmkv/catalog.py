@@ -323,8 +323,11 @@ class Catalog:
             self._db.execute("BEGIN")
             try:
                 yield self._db
-            finally:
                 self._db.execute("COMMIT")
+            finally:
+                # Not even a failed statement may leave it open: no other transaction could ever begin.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
     def require_there(self) -> None:
         """Check that the file was not deleted or replaced: what is written to it would be lost. Costs one `stat`.
