@@ -317,7 +317,8 @@ class Catalog:
     def snapshot(self) -> Iterator[sqlite3.Connection]:
         """A short read transaction: what is read within is of one moment. One may be within another."""
         with self._lock, self._errors():
-            if self._db.in_transaction:
+            within = self._db.in_transaction
+            if within:
                 yield self._db
                 return
             self._db.execute("BEGIN")

@@ -18,6 +18,7 @@ from typing import Any
 from mmkv.errors import LayoutMismatch, MmkvError, PoolCorrupt, PoolLocked
 from mmkv.geometry import Geometry
 from mmkv.layout import Layout
+from mmkv.medium import medium_of
 
 __all__ = [
     "FORMAT",
@@ -160,6 +161,9 @@ def refuse_foreign(path: Path) -> None:
     """
     names = {entry.name for entry in path.iterdir()} - {"lock"}
     names = {name for name in names if not name.startswith(_NAME)}
+    if is_pool(path):
+        # Another process has made it meanwhile, which the lock will tell.
+        return
     if names & _POOL_NAMES:
         raise PoolCorrupt(
             f"{path} holds {', '.join(sorted(names & _POOL_NAMES))} but no {_NAME}: it is what is left of a pool; "
@@ -283,8 +287,9 @@ class OwnerLock:
     """The lock of the one process that owns a pool.
 
     An `flock`, which ends with the process, however it ends, of the file `lock`, and of the directory itself where that
-    can be locked: so that whoever deletes the file does not let a second owner in. See `Medium.locks_across_hosts` for
-    other hosts.
+    can be locked: so that whoever deletes the file does not let a second owner in. On a shared file system the lock of
+    a directory is not seen by other hosts: there `require_held` tells that the file is gone. See
+    `Medium.locks_across_hosts` for other hosts.
 
     Raises
     ------
@@ -293,7 +298,8 @@ class OwnerLock:
     """
 
     def __init__(self, path: Path) -> None:
-        file = path / "lock"
+        file = self._file = path / "lock"
+        self._shared = medium_of(path).shared
         self._fds: list[int] = []
         self._owned = False
         try:
@@ -326,10 +332,26 @@ class OwnerLock:
             os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         self._owned = True
 
+    def require_held(self) -> None:
+        """Check that no other host can have the lock, because the file was deleted. Costs one `stat` where it can.
+
+        Raises
+        ------
+        PoolCorrupt
+            It was: another process may own the pool, too.
+        """
+        if self._shared and self._owned and not _is_named(self._fds[0], self._file):
+            raise PoolCorrupt(
+                f"{self._file} was deleted or replaced while the pool is open, and another process may own it, too: "
+                "close the pool, and open it anew"
+            )
+
     def release(self) -> None:
         """Give the pool up. In a forked child, `abandon` instead: the parent still owns it."""
         if self._owned:
-            os.ftruncate(self._fds[0], 0)
+            # Whose it was, is only told.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fds[0], 0)
             for fd in self._fds:
                 # A child that inherited the descriptor, past Python's hooks, would keep the lock.
                 with contextlib.suppress(OSError):
@@ -341,6 +363,13 @@ class OwnerLock:
         self._owned = False
         while self._fds:
             os.close(self._fds.pop())
+
+
+def _is_named(fd: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), file.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock_soon(fd: int) -> None:

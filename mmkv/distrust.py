@@ -36,23 +36,27 @@ def refuse_other_files(path: Path) -> None:
     for suffix in _SUFFIXES:
         file = path.with_name(path.name + suffix)
         try:
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
+            mode = file.lstat().st_mode
+        except OSError:
+            # There is none, or SQLite will meet the same, and says what it needed the file for.
             continue
-        except OSError as error:
-            if file.is_symlink():
-                raise PoolCorrupt(f"{file} is a symbolic link: a pool's files are plain files") from error
-            # SQLite will meet the same, and says what it needed the file for.
-            continue
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise PoolCorrupt(f"{file} is not a plain file")
-            end = os.pread(fd, len(_JOURNAL_END), max(0, status.st_size - len(_JOURNAL_END)))
-        finally:
-            os.close(fd)
-        if suffix == "-journal" and end == _JOURNAL_END and status.st_size > 512:
-            raise PoolCorrupt(f"{file} names another journal, which no transaction of a catalog does: delete it")
+        if stat.S_ISLNK(mode):
+            raise PoolCorrupt(f"{file} is a symbolic link: a pool's files are plain files")
+        if not stat.S_ISREG(mode):
+            raise PoolCorrupt(f"{file} is not a plain file")
+    # Only this one is opened. To close one of the others, or the database, would end the locks that another connection
+    # of this process has on it, as POSIX has it: other processes would write beside it, and cut what it has mapped.
+    journal = path.with_name(path.name + "-journal")
+    try:
+        fd = os.open(journal, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return
+    with os.fdopen(fd, "rb") as stream:
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode) and status.st_size > 512:
+            stream.seek(-len(_JOURNAL_END), os.SEEK_END)
+            if stream.read() == _JOURNAL_END:
+                raise PoolCorrupt(f"{journal} names another journal, which no transaction of a catalog does: delete it")
 
 
 def limit_values(db: sqlite3.Connection) -> None:

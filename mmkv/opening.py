@@ -256,7 +256,7 @@ def _require_creatable(
     directory.refuse_foreign(path)
     if elsewhere is not None:
         directory.require_place(path, elsewhere)
-        if os.path.lexists(elsewhere):
+        if os.path.lexists(elsewhere) and not directory.is_pool(path):
             raise ValueError(
                 f"{path} is not a pool, but {elsewhere} exists: it may be the catalog of another one. Remove it, or "
                 "choose another name for that of a new pool"

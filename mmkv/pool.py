@@ -503,7 +503,7 @@ class Pool:
             kind="park",
             parts=route.parts + 1 + (0 if park.sums is None else park.sums.parts),
             deadline=self._deadline,
-            finish=park.commit,
+            finish=partial(self._commit, park),
             release=release,
             tokens=park.tokens,
             tokens_written=park.tokens - park.delta.start,
@@ -512,6 +512,10 @@ class Pool:
         if handover is not None:
             handover.leave(transfer, lambda layers: self._put_back(name, park, slot, layers))
         return transfer
+
+    def _commit(self, park: Park | Arrival) -> None:
+        self._require_held()
+        park.commit()
 
     def _put_back(self, name: str, park: Park, slot: Slot | PagedSlot, layers: Sequence[int]) -> None:
         """Copy layers of a park that was not committed back into its slot, and wait for it."""
@@ -976,7 +980,7 @@ class Pool:
             kind="park",
             parts=1,
             deadline=None,
-            finish=arrival.commit,
+            finish=partial(self._commit, arrival),
             release=release,
             tokens=arrival.tokens,
             tokens_written=arrival.tokens,
@@ -1236,6 +1240,11 @@ class Pool:
             raise PoolClosed(f"the pool at {self.path} cannot be used: {self._closed}")
         if self._readonly:
             raise MmkvError(f"the pool at {self.path} was opened with readonly=True: open it as its owner for this")
+        self._require_held()
+
+    def _require_held(self) -> None:
+        if self._opened.lock is not None:
+            self._opened.lock.require_held()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import pytest
 import mmkv
 from mmkv import space as space_module
 from mmkv.catalog import Catalog
+from mmkv.medium import Medium
 from mmkv.store.files import PoolFile
 from tests.computed import UNIFORM, assert_parked, ids_of, make_slot, park
 
@@ -220,3 +221,60 @@ def test_ids_without_an_order(path: Path, ids: Any) -> None:
         with pytest.raises(TypeError, match=f"sequence of integers, not {type(ids).__name__}"):
             pool.match(ids)
         assert ["a"] not in pool
+
+
+def test_a_lock_file_that_is_deleted_on_a_shared_file_system_is_missed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Medium(path, "nfs4", path.parent, (), 4096)
+    with opened(path) as pool:
+        pool.park("a", make_slot(UNIFORM, 700), ids_of((1, 600))).result()
+    monkeypatch.setattr("mmkv.directory.medium_of", lambda _: shared)
+    pool = opened(path)
+    kept = (path / "lock").rename(path.parent / "kept")
+    (path / "lock").touch()
+    for call in (
+        lambda: park(pool, "b", ids_of((2, 600))),
+        lambda: pool.take("a", make_slot(UNIFORM, 700)),
+        lambda: pool.drop("a"),
+    ):
+        with pytest.raises(mmkv.PoolCorrupt, match="another process may own it"):
+            call()
+    kept.rename(path / "lock")
+    park(pool, "b", ids_of((2, 600)))
+    pool.close()
+
+
+def test_a_reader_in_the_process_of_the_owner_leaves_it_its_locks(path: Path) -> None:
+    # The byte of a write-ahead log's index that every connection locks: who finds it free cuts the index.
+    code = """
+        import fcntl, sys
+        with open(sys.argv[1], "r+b") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)
+            except BlockingIOError:
+                print("locked")
+    """
+    with opened(path) as pool:
+        park(pool, "a", ids_of((1, 600)))
+        mmkv.Pool.open(path, readonly=True).close()
+        index = path / "catalog.sqlite3-shm"
+        command = [sys.executable, "-c", textwrap.dedent(code), str(index)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "locked\n"
+
+
+def test_a_creator_that_comes_second_finds_the_pool_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = []
+    listed = Path.iterdir
+
+    def late(self: Path) -> Any:
+        """Another process creates the pool between two looks at the directory."""
+        if self == path:
+            monkeypatch.setattr(Path, "iterdir", listed)
+            pools.append(opened(path))
+        return listed(self)
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    with pytest.raises(mmkv.PoolLocked):
+        opened(path)
+    pools[0].close()
