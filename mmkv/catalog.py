@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -23,9 +23,11 @@ from mmkv.distrust import bounded_rows, limit_values, refuse_other_files, schema
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
 from mmkv.geometry import Extent
 from mmkv.medium import medium_of
+from mmkv.reserve import Reserve, headroom
 
 __all__ = ["Catalog", "Checkpoint", "ConversationRow", "Request", "Resident", "VersionRow"]
 
+_Result = TypeVar("_Result")
 _APPLICATION_ID = 0x6D6D6B76
 _SCHEMA_VERSION = 3
 _BUSY_SECONDS = 10.0
@@ -34,6 +36,10 @@ _MAX_TIME = 1e11
 _MOST_HOT = 1 << 40
 # SQLite fails in other ways than `SQLITE_FULL`, too, where less than this is free.
 _LEAST_FREE_BYTES = 1 << 20
+_PAGE_BYTES = 4096
+_LEAST_LOG_PAGES, _MOST_LOG_PAGES = 16, 1000
+# What SQLite's index of a write-ahead log takes, and a log.
+_LOG_BYTES = 64 << 10
 _SET_PROPERTY = "INSERT INTO properties VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 # Of `tier`, 0 is the pool's own files, which hold every version, and 1 the hot ones, which have segments of their own.
@@ -170,8 +176,11 @@ class Request(NamedTuple):
 class Catalog:
     """The catalog of one pool: short transactions on one connection, from any thread.
 
-    On a shared file system, where the memory that a write-ahead log is indexed in is not shared, it has a rollback
-    journal, and every transaction is synced.
+    Where the memory that a write-ahead log is indexed in is not shared with others, or not safe (`Medium.shared`,
+    `Medium.has_safe_maps`), it has a rollback journal, and every transaction is synced.
+
+    Where the file system is full, what makes room, what a pool cannot do without, and what needs no page more than
+    there are, is written at the cost of a reserve (`mmkv.reserve`); all else is `PoolFull`.
 
     Parameters
     ----------
@@ -209,25 +218,53 @@ class Catalog:
         if create and not path.exists():
             path.touch(mode=0o600)
         refuse_other_files(path)
-        self._shared = medium_of(path).shared
+        medium = medium_of(path)
+        self._logs = not medium.shared and medium.has_safe_maps
+        self._readonly = readonly
+        self._reserve = Reserve(path)
+        self._files: dict[Path, tuple[int, int] | None] = {}
+        self.headroom = headroom(path.parent)
+        """Bytes that segments leave free beside it."""
+        try:
+            self._open_database(create, readonly, properties or {})
+        except PoolFull:
+            if readonly or not self._reserve.give_up():
+                raise
+            self._open_database(create, readonly, properties or {})
+
+    def _open_database(self, create: bool, readonly: bool, properties: Mapping[str, Any]) -> None:
         with self._errors():
             self._db = self._connect(readonly)
-        self._file = _identity(path)
+        self._files = {self.path: _identity(self.path)}
         try:
             with self._errors():
                 limit_values(self._db)
                 self._db.execute("PRAGMA trusted_schema = OFF")
                 self._db.execute("PRAGMA cell_size_check = ON")
-                self._check_schema(create, readonly, properties or {})
-                if not readonly:
-                    self._db.execute(f"PRAGMA journal_mode = {'DELETE' if self._shared else 'WAL'}")
+                if not readonly and not self._logs:
+                    # A log that is there, as where the pool was moved, is read without an index in a file, and ended.
+                    self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+                    self._db.execute("PRAGMA journal_mode = DELETE")
+                    self._db.execute("PRAGMA locking_mode = NORMAL")
+                self._check_schema(create, readonly, properties)
+                if not readonly and self._logs:
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    pages = self.headroom // 4 // _PAGE_BYTES
+                    self._db.execute(
+                        f"PRAGMA wal_autocheckpoint = {min(max(pages, _LEAST_LOG_PAGES), _MOST_LOG_PAGES)}"
+                    )
         except BaseException:
             self._db.close()
             raise
+        # SQLite keeps these as long as it has them open.
+        companions = [self.path.with_name(self.path.name + suffix) for suffix in ("-wal", "-shm")]
+        self._files |= {file: found for file in companions if (found := _identity(file)) is not None}
 
     def _connect(self, readonly: bool) -> sqlite3.Connection:
         uri = f"file:{quote(os.fsencode(self.path))}"
         wal = self.path.with_name(self.path.name + "-wal")
+        if readonly and not medium_of(self.path).has_safe_maps and (wal.exists() or _is_logged(uri)):
+            self._require_room_for_index()
         if readonly and not wal.exists() and not os.access(self.path.parent, os.W_OK) and _has_log(self.path):
             # A reader of a WAL database makes files beside it; where it may not, and nobody writes, it needs none.
             uri += "?mode=ro&immutable=1"
@@ -235,14 +272,21 @@ class Catalog:
             uri += "?mode=ro" if readonly else "?mode=rw"
         return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
+    def _require_room_for_index(self) -> None:
+        """Refuse where SQLite's index of a log would be mapped, and the file system has no room for its pages."""
+        found = os.statvfs(self.path.parent)
+        if found.f_bavail * found.f_frsize < _LOG_BYTES:
+            raise PoolFull(f"reading {self.path} needs {_LOG_BYTES} bytes beside it: free some space")
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
             code = getattr(error, "sqlite_errorcode", None)
-            # Of a full file system SQLite says either, by which of its files did not grow.
-            if code == sqlite3.SQLITE_FULL or (_primary(code) == sqlite3.SQLITE_IOERR and _is_full(self.path)):
+            # Of a full file system SQLite says any of these, by which of its files did not grow, or was not made.
+            least = {sqlite3.SQLITE_IOERR: _LEAST_FREE_BYTES, sqlite3.SQLITE_CANTOPEN: _LOG_BYTES}.get(_primary(code))
+            if code == sqlite3.SQLITE_FULL or (least is not None and _is_full(self.path, least)):
                 raise PoolFull(f"no room on the file system of {self.path}: free some space") from error
             raise MmkvError(f"the catalog {self.path} cannot be used: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -303,7 +347,8 @@ class Catalog:
     def transaction(self, *, synced: bool = False) -> Iterator[sqlite3.Connection]:
         """A write transaction: all of it or nothing. `synced` waits until it and all before it are on the medium."""
         with self._lock, self._errors():
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if synced or self._shared else 'NORMAL'}")
+            self.require_there()
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if synced or not self._logs else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -312,6 +357,44 @@ class Catalog:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    def _write(
+        self, change: Callable[[sqlite3.Connection], _Result], *, synced: bool = False, needed: bool = False
+    ) -> _Result:
+        """A write transaction, tried again where the file system is full: with the room of the log and of the reserve.
+
+        `needed` is one that makes room, or that a pool cannot do without; others must do with the pages that there are.
+        """
+        try:
+            with self.transaction(synced=synced) as db:
+                return change(db)
+        except PoolFull:
+            with self._lock:
+                self._shorten_log()
+                self._reserve.give_up()
+                try:
+                    with self.transaction(synced=synced) as db:
+                        pages = _pages(db)
+                        result = change(db)
+                        if not needed and _pages(db) > pages:
+                            raise
+                        return result
+                finally:
+                    self._shorten_log()
+                    self._reserve.keep()
+
+    def _shorten_log(self) -> None:
+        """Write the log back, as far as there is room and nobody reads, and give back the space that it takes."""
+        if self._logs and not self._db.in_transaction:
+            self._db.execute("PRAGMA busy_timeout = 0")
+            # What cannot be written back stays in the log, which is as good.
+            with self._errors(), contextlib.suppress(sqlite3.OperationalError):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
+
+    def keep_reserve(self) -> None:
+        """Take the space for what must be written on a full file system, where it is not taken yet."""
+        self._reserve.keep()
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[sqlite3.Connection]:
@@ -331,17 +414,20 @@ class Catalog:
                     self._db.execute("ROLLBACK")
 
     def require_there(self) -> None:
-        """Check that the file was not deleted or replaced: what is written to it would be lost. Costs one `stat`.
+        """Check that the file was not deleted or replaced, nor its log: what is written to it would be lost.
+
+        Costs a `stat` of each.
 
         Raises
         ------
         PoolCorrupt
             It was.
         """
-        if _identity(self.path) != self._file:
-            raise PoolCorrupt(
-                f"{self.path} was deleted or replaced while the pool is open: close the pool, and restore the file"
-            )
+        for file, identity in self._files.items():
+            if _identity(file) != identity:
+                raise PoolCorrupt(
+                    f"{file} was deleted or replaced while the pool is open: close the pool, and restore the file"
+                )
 
     def change_counter(self) -> int:
         """Changes when another connection has written to the catalog. Costs no read of the disk."""
@@ -393,8 +479,8 @@ class Catalog:
 
     def remove_segment(self, kind: str, number: int, tier: int = 0) -> None:
         """Forget a segment before its space is given back."""
-        with self.transaction(synced=tier == 0) as db:
-            db.execute("DELETE FROM segments WHERE tier = ? AND kind = ? AND number = ?", (tier, kind, number))
+        query = "DELETE FROM segments WHERE tier = ? AND kind = ? AND number = ?"
+        self._write(lambda db: db.execute(query, (tier, kind, number)), synced=tier == 0, needed=True)
 
     def residents(self) -> list[Resident]:
         """What lies in the hot tier. Rows of numbers that no version holds mean nothing.
@@ -418,20 +504,24 @@ class Catalog:
 
     def change_residents(self, arrived: Iterable[Resident] = (), gone: Iterable[tuple[str, int]] = ()) -> None:
         """Note what arrived in the hot tier, and what is there no longer, in one transaction."""
-        with self.transaction() as db:
-            _change_residents(db, arrived, gone)
+        arrived, gone = list(arrived), list(gone)
+        self._write(lambda db: _change_residents(db, arrived, gone), needed=not arrived)
 
     def mark_clean(self, numbers: Iterable[tuple[str, int]]) -> None:
         """Note that the path has the bytes of these kinds and numbers, synced or not."""
-        with self.transaction() as db:
-            db.executemany("UPDATE residents SET dirty = 0 WHERE kind = ? AND number = ?", numbers)
+        clean = list(numbers)
+        query = "UPDATE residents SET dirty = 0 WHERE kind = ? AND number = ?"
+        self._write(lambda db: db.executemany(query, clean), needed=True)
 
     def forget_hot(self, properties: Mapping[str, Any]) -> None:
         """Forget all that lies in the hot tier and its segments, and set properties; synced, in one transaction."""
-        with self.transaction(synced=True) as db:
+
+        def forget(db: sqlite3.Connection) -> None:
             db.execute("DELETE FROM residents")
             db.execute("DELETE FROM segments WHERE tier = 1")
             db.executemany(_SET_PROPERTY, [(key, json.dumps(value)) for key, value in properties.items()])
+
+        self._write(forget, synced=True, needed=True)
 
     def put_version(
         self,
@@ -458,7 +548,9 @@ class Catalog:
             The version with its id.
         """
         now = version.created
-        with self.transaction(synced=synced) as db:
+        residents, cold = list(residents), list(cold)
+
+        def put(db: sqlite3.Connection) -> VersionRow:
             row = db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
             if row is None:
                 conversation = _inserted(
@@ -491,21 +583,27 @@ class Catalog:
             _change_residents(db, residents, cold)
             if also is not None:
                 also(db)
-        return committed
+            return committed
+
+        return self._write(put, synced=synced)
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget conversations and all their versions, in one transaction."""
-        with self.transaction() as db:
+        names = list(names)
+
+        def forget(db: sqlite3.Connection) -> None:
             for name in names:
                 row = db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
                 if row is not None:
                     _forget_versions(db, row[0], keep=())
                     db.execute("DELETE FROM conversations WHERE id = ?", row)
 
+        self._write(forget, needed=True)
+
     def pin(self, name: str, pinned: bool) -> None:
         """Set whether a conversation is pinned."""
-        with self.transaction() as db:
-            db.execute("UPDATE conversations SET pinned = ? WHERE name = ?", (int(pinned), name))
+        query = "UPDATE conversations SET pinned = ? WHERE name = ?"
+        self._write(lambda db: db.execute(query, (int(pinned), name)), needed=True)
 
     def touch(self, uses: Iterable[tuple[str, float | None, int]]) -> None:
         """Note uses: name, time of the last take or `None`, and order of use."""
@@ -518,19 +616,25 @@ class Catalog:
 
     def mark_synced(self, versions: Sequence[int]) -> None:
         """Note, synced, that the bytes of `versions` are on the medium, so that no fallback is needed."""
-        with self.transaction(synced=True) as db:
+
+        def mark(db: sqlite3.Connection) -> None:
             for version in versions:
                 db.execute("UPDATE versions SET synced = 1 WHERE id = ?", (version,))
                 row = db.execute("SELECT id FROM conversations WHERE version = ?", (version,)).fetchone()
                 if row is not None:
                     _forget_versions(db, row[0], keep=(version,))
 
+        self._write(mark, synced=True, needed=True)
+
     def restore_fallback(self, name: str, version: int) -> None:
         """Make an older version the newest of its conversation, and forget the others."""
-        with self.transaction() as db:
+
+        def restore(db: sqlite3.Connection) -> None:
             (conversation,) = db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
             db.execute("UPDATE conversations SET version = ? WHERE id = ?", (version, conversation))
             _forget_versions(db, conversation, keep=(version,))
+
+        self._write(restore, needed=True)
 
     def sync(self) -> None:
         """Wait until every transaction so far is on the medium."""
@@ -547,15 +651,16 @@ class Catalog:
 
     def set_property(self, key: str, value: Any, *, synced: bool = False) -> None:
         """Keep a JSON value under a key."""
-        with self.transaction(synced=synced) as db:
-            db.execute(_SET_PROPERTY, (key, json.dumps(value)))
+        row = (key, json.dumps(value))
+        self._write(lambda db: db.execute(_SET_PROPERTY, row), synced=synced, needed=True)
 
     def add_request(self, action: str, argument: str) -> int:
         """Ask the owner to do something; it looks several times a second. Returns the request's number."""
-        with self.transaction() as db:
-            return _inserted(
-                db, "INSERT INTO requests (action, argument, created) VALUES (?, ?, ?)", (action, argument, time.time())
-            )
+        query, row = (
+            "INSERT INTO requests (action, argument, created) VALUES (?, ?, ?)",
+            (action, argument, time.time()),
+        )
+        return self._write(lambda db: _inserted(db, query, row), needed=True)
 
     def requests(self) -> list[Request]:
         """The requests that wait, the oldest first."""
@@ -565,8 +670,8 @@ class Catalog:
 
     def remove_requests(self, ids: Iterable[int]) -> None:
         """Forget requests that were carried out or refused."""
-        with self.transaction() as db:
-            db.executemany("DELETE FROM requests WHERE id = ?", [(number,) for number in ids])
+        rows = [(number,) for number in ids]
+        self._write(lambda db: db.executemany("DELETE FROM requests WHERE id = ?", rows), needed=True)
 
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
@@ -574,6 +679,9 @@ class Catalog:
             if self._open:
                 self._open = False
                 self._db.close()
+                if not self._readonly:
+                    # From what the log took.
+                    self._reserve.keep()
 
     def leak(self) -> None:
         """Keep the connection from ever being closed in a forked child.
@@ -601,6 +709,19 @@ def _has_log(path: Path) -> bool:
         return False
 
 
+def _is_logged(uri: str) -> bool:
+    """Whether a database is one with a write-ahead log, by its header, as SQLite reads it.
+
+    To open and close the file besides would end the locks that this process has on it. Costs a read of all of it.
+    """
+    with contextlib.closing(sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)) as db:
+        return db.serialize()[18:20] == b"\2\2"
+
+
+def _pages(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA page_count").fetchone()[0])
+
+
 def _inserted(db: sqlite3.Connection, statement: str, values: tuple[Any, ...]) -> int:
     number = db.execute(statement, values).lastrowid
     assert number is not None
@@ -624,17 +745,18 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _primary(code: int | None) -> int | None:
+def _primary(code: int | None) -> int:
     """The kind of an error of SQLite's, of which extended codes have more in their upper bits."""
-    return None if code is None else code & 0xFF
+    return 0 if code is None else code & 0xFF
 
 
-def _is_full(path: Path) -> bool:
+def _is_full(path: Path, least: int) -> bool:
+    """Whether a file system has less than `least` bytes left, or no file."""
     try:
         found = os.statvfs(path.parent)
     except OSError:
         return False
-    return found.f_bavail * found.f_frsize < _LEAST_FREE_BYTES
+    return found.f_bavail * found.f_frsize < least or (found.f_files > 0 and found.f_favail == 0)
 
 
 def _count(value: object, what: str, least: int = 0, most: int = 1 << 60) -> int:

@@ -15,12 +15,13 @@ from mmkv.errors import PoolCorrupt
 from mmkv.findings import Repair, Severity
 from mmkv.geometry import Geometry
 from mmkv.medium import boot_id
+from mmkv.reserve import RESERVE_SUFFIX
 from mmkv.warming import is_of, read_claim, stored_generations, stored_hot
 
 __all__ = ["check_capacity", "check_files", "check_hot", "check_names", "expected_files"]
 
 _KNOWN = ("pool.json", "tokens.kv", "lock", "layers")
-_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+_CATALOG_SUFFIXES = ("", "-wal", "-shm", "-journal", RESERVE_SUFFIX)
 _SLACK = 1 << 16
 _SHORT_ADVICE = (
     "restore the file, or let --fix drop what lay behind its end",
@@ -142,7 +143,7 @@ def _reaches(version: Version, kind: str, end: int) -> bool:
 def check_names(rows: Rows, path: Path, catalog: Path, geometry: Geometry) -> None:
     """What lies in the directory and belongs to no pool."""
     expected = {path / name for name in (*_KNOWN, *expected_files(geometry))}
-    expected |= {catalog.with_name(catalog.name + suffix) for suffix in _SQLITE_SUFFIXES}
+    expected |= {catalog.with_name(catalog.name + suffix) for suffix in _CATALOG_SUFFIXES}
     _orphans(rows, expected, [path, path / "layers"])
 
 

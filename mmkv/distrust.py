@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mmkv.errors import PoolCorrupt
+from mmkv.reserve import RESERVE_SUFFIX
 
 __all__ = ["bounded_rows", "limit_values", "refuse_other_files", "schema_of"]
 
 _JOURNAL_END = bytes.fromhex("d9d505f920a163d7")
-_SUFFIXES = ("-journal", "-wal", "-shm")
+_SUFFIXES = ("-journal", "-wal", "-shm", RESERVE_SUFFIX)
 # The largest value that a catalog holds are the hashes of one version: 8 bytes a block.
 _MAX_VALUE_BYTES = 256 << 20
 # A row of the smallest table takes more.

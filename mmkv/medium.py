@@ -21,6 +21,10 @@ _SHARED = frozenset(
 # virtiofs, BeeGFS and AFS it depends on what cannot be seen from here.
 _LOCKING = frozenset({"nfs", "nfs4", "lustre", "wekafs", "cifs", "smb3", "ceph", "gpfs"})
 _LOCAL_LOCKS = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock", "nobrl"})
+# Each write goes to blocks that were free.
+_COPYING = frozenset({"btrfs", "bcachefs", "nilfs2"})
+# In steps of this SQLite extends what it maps.
+_MAPPED_PAGE = 4096
 # cgroup v1 writes "no limit" as the largest multiple of a page.
 _NO_LIMIT = 1 << 60
 
@@ -41,6 +45,8 @@ class Medium:
         The mount's options and the file system's.
     page_bytes : int
         Size of a page of a file in RAM: that of a huge page on hugetlbfs.
+    block_bytes : int
+        Size of a block, in which the file system gives out its space.
     """
 
     path: Path
@@ -48,6 +54,7 @@ class Medium:
     mount_point: Path
     options: tuple[str, ...]
     page_bytes: int
+    block_bytes: int = _MAPPED_PAGE
 
     @property
     def in_ram(self) -> bool:
@@ -58,6 +65,14 @@ class Medium:
     def shared(self) -> bool:
         """Whether other machines may see the files, so that locks and memory maps across machines are not to be had."""
         return self.fs_type in _SHARED or self.fs_type == "fuse" or self.fs_type.startswith("fuse.")
+
+    @property
+    def has_safe_maps(self) -> bool:
+        """Whether what is mapped can always be written, once each page of it was written to the file.
+
+        Where blocks are smaller than pages, or each write takes new ones, a file system that is full ends the process.
+        """
+        return self.fs_type not in _COPYING and self.block_bytes >= _MAPPED_PAGE
 
     @property
     def locks_across_hosts(self) -> bool:
@@ -100,8 +115,9 @@ def medium_of(path: str | os.PathLike[str]) -> Medium:
         # Of mounts on the same point the last one is seen.
         if place.is_relative_to(mount.point) and len(mount.point.parts) >= len(mount_point.parts):
             fs_type, mount_point, options = mount.fs_type, mount.point, mount.options
-    page_bytes = os.statvfs(place).f_bsize if fs_type == "hugetlbfs" else os.sysconf("SC_PAGE_SIZE")
-    return Medium(place, fs_type, mount_point, options, page_bytes)
+    block_bytes = os.statvfs(place).f_bsize
+    page_bytes = block_bytes if fs_type == "hugetlbfs" else os.sysconf("SC_PAGE_SIZE")
+    return Medium(place, fs_type, mount_point, options, page_bytes, block_bytes)
 
 
 @dataclass(frozen=True, slots=True)

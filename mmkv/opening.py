@@ -115,6 +115,7 @@ def open_owner(
         if not medium.in_ram:
             # Blocks that were freed before are free from here on, so what freed them must be on the medium.
             catalog.sync()
+        catalog.keep_reserve()
         undo.pop_all()
     _warn(path, medium, file)
     return Opened(path, description, medium, catalog, space, ledger, lock, opened_hot)

@@ -160,7 +160,14 @@ class Pool:
                 self._traffic,
                 drop=self.drop,
                 stats=self._stats,
-                chores=(self._release_orphans, self._keep_spare, self._relieve_ram, self._wipe_freed, *expire),
+                chores=(
+                    self._release_orphans,
+                    self._catalog.keep_reserve,
+                    self._keep_spare,
+                    self._relieve_ram,
+                    self._wipe_freed,
+                    *expire,
+                ),
             )
         _open_pools.add(self)
         self._rewarming: threading.Thread | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -91,6 +92,7 @@ class Space:
         self.capacity = capacity
         self.min_free_ram = min_free_ram
         self._catalog = catalog
+        self._directory = directory
         self._growing = threading.Lock()
         self.wipes = False
         self.planes: list[PoolFile | None] = []
@@ -307,6 +309,7 @@ class Space:
                 # A file that was cut would grow again, with zeros for what was lost.
                 self.require_whole()
                 segment = self.allocator(kind).next_segment()
+            self._require_headroom(self.segment_bytes(kind))
             files = self.files(kind)
             _allocate(files, segment)
             try:
@@ -323,6 +326,20 @@ class Space:
                     file.give_back(segment)
                 raise
         return segment
+
+    def _require_headroom(self, size: int) -> None:
+        """Leave the catalog, where it lies on the same file system, what it needs to note what happens."""
+        directory, catalog = self._directory.stat(), self._catalog.path.parent.stat()
+        status = os.statvfs(self._directory)
+        # Of a tmpfs without a limit the free memory counts, which `may_grow` has looked at.
+        if directory.st_dev != catalog.st_dev or not status.f_blocks:
+            return
+        free = status.f_bavail * status.f_frsize
+        if free < size + self._catalog.headroom:
+            raise PoolFull(
+                f"no room on the file system of {self._directory} for {size} bytes more: {free} are free, and "
+                f"{self._catalog.headroom} are the catalog's; free some space, or give the pool a smaller capacity"
+            )
 
     def give_back(self, kind: Kind, segment: int) -> None:
         """Free the space of a drained segment. The pool's lock is held; no store holds a map of it."""

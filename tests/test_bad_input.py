@@ -586,7 +586,7 @@ def test_a_file_system_that_others_fill(small_fs: Path) -> None:
         fill(small_fs / "filler")
         assert_parked(pool, "chat", ids)
         with pytest.raises(mmkv.PoolFull):
-            park(pool, "large", ids_of((2, 5000)))
+            park(pool, "large", ids_of((2, 20000)))
         assert_parked(pool, "chat", ids)
     (small_fs / "filler").unlink()
     with mmkv.Pool.open(small_fs / "pool") as pool:

@@ -90,8 +90,9 @@ def test_a_journal_that_names_a_file_elsewhere(closed: Path, precious: Path) -> 
     assert not (precious / "letter.txt").exists()
 
 
-@pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("suffix", ["-journal", "-wal", "-shm", "-reserve"])
 def test_a_link_beside_the_catalog(closed: Path, precious: Path, suffix: str) -> None:
+    (closed / f"catalog.sqlite3{suffix}").unlink(missing_ok=True)
     (closed / f"catalog.sqlite3{suffix}").symlink_to(precious / "letter.txt")
     before = picture(precious)
     refuse(closed, "is a symbolic link")
