@@ -1,0 +1,1 @@
+"""Engines that mmkv knows: one module each, imported by who uses it."""
