@@ -168,7 +168,7 @@ def _planes_of(layer: Any) -> dict[str, torch.Tensor]:
 
 def _states_of(layer: Any) -> dict[str, torch.Tensor]:
     kind = type(layer).__name__
-    states = {}
+    states: dict[str, torch.Tensor] = {}
     if kind in _LINEAR | _LINEAR_AND_FULL | _LINEAR_AND_WINDOW:
         states |= _linear_states(layer)
     if kind in _WINDOW | _LINEAR_AND_WINDOW and layer.keys is not None:
