@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from benchmarks import smollm2
 from mmkv import device as cuda
 from tests import simulated
 
@@ -37,6 +38,14 @@ def ram_path(tmp_path: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="mmkv-test-", dir=shm))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def unpacked_smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the unpacked SmolLM2 and its tokenizer."""
+    path = tmp_path_factory.mktemp("smollm2") / "model.pt"
+    smollm2.load(path)
+    return path
 
 
 @pytest.fixture

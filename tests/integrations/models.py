@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,8 +110,9 @@ class Letters:
 class Uninterrupted:
     """Transformers alone: a cache for each conversation, which stays where it is."""
 
-    def __init__(self, model: Any, max_tokens: int, *, stateful: bool) -> None:
+    def __init__(self, model: Any, max_tokens: int, *, stateful: bool, stops: Collection[int] = ()) -> None:
         self.model = model
+        self.stops = stops
         self.max_tokens = max_tokens
         self.stateful = stateful
         self.caches: dict[str, Any] = {}
@@ -130,14 +131,21 @@ class Uninterrupted:
 
     def answer(self, conversation: str, prompt: list[int], count: int) -> list[int]:
         held = self.held.get(conversation, [])
-        assert prompt[: len(held)] == held
+        if prompt[: len(held)] != held:
+            # What was said is tokenized otherwise than it was generated.
+            held = self.held[conversation] = []
+            del self.caches[conversation]
         new = prompt[len(held) :]
         if self.stateful and len(new) > 1:
             self.compute(conversation, new[:-1])
             new = new[-1:]
-        answer = [self.compute(conversation, new)]
-        while len(answer) < count:
-            answer.append(self.compute(conversation, answer[-1:]))
+        answer: list[int] = []
+        token = self.compute(conversation, new)
+        while token not in self.stops:
+            answer.append(token)
+            if len(answer) == count:
+                break
+            token = self.compute(conversation, [token])
         return answer
 
 

