@@ -54,7 +54,7 @@ def layout_of(model: Any, *, name: str | None = None, revision: str | None = Non
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} has an encoder, whose cache no token ids stand for: use a decoder")
     cache = transformers.DynamicCache(config=model.config)
-    token = torch.zeros((1, 1), dtype=torch.long, device=model.get_input_embeddings().weight.device)
+    token = torch.zeros((1, 1), dtype=torch.long, device=device_of(model.get_input_embeddings()))
     with torch.inference_mode():
         model(input_ids=token, use_cache=True, **{cache_argument(model): cache})
     layers = [_layer_of(index, layer) for index, layer in enumerate(cache.layers)]

@@ -17,7 +17,7 @@ import torch
 
 import mmkv
 from mmkv.integrations.caches import cache_argument, layout_of, new_cache, seek, slot_of
-from mmkv.integrations.streaming import by_layer, streams_of
+from mmkv.integrations.streaming import by_layer, device_of, streams_of
 from mmkv.sizes import as_count
 
 __all__ = ["Answer", "ChatPool"]
@@ -168,7 +168,7 @@ class ChatPool:
         ValueError
             The prompt leaves no room for an answer.
         """
-        prompt = self._prompt(messages)
+        prompt = self.prompt_ids(messages)
         room = self._max_tokens - len(prompt) + 1
         if room < 1:
             raise ValueError(
@@ -210,7 +210,8 @@ class ChatPool:
                 seconds=time.perf_counter() - started,
             )
 
-    def _prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of messages and of the answer's beginning, by the tokenizer's chat template."""
         encoded = self.tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
         )
@@ -264,7 +265,7 @@ class ChatPool:
 
     def _compute(self, seat: _Seat, ids: list[int], take: mmkv.Transfer | None = None) -> int:
         """Let ids go through the model; the likeliest token after them. Each layer waits for its part of a take."""
-        device = self.model.get_input_embeddings().weight.device
+        device = device_of(self.model.get_input_embeddings())
         for start in range(0, len(ids), self._chunk):
             chunk = ids[start : start + self._chunk]
             waiting = nullcontext() if take is None or start else by_layer(self.model, take, len(self.layout.layers))

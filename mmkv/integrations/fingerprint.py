@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def model_string(model: Any, name: str | None = None, revision: str | None = Non
     Holds the name, the revision, the type of the weights, the attention that is used, the rope settings, a digest of
     the whole configuration and one of a sample of the weights, so that neither another scaling nor a model that was
     trained further goes for the same. A digest costs one pass over the names of the parameters and a few bytes of
-    each; parameters that are not in memory (`meta`) count by their names.
+    each.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ def _digest(data: bytes) -> str:
 
 def _weights_digest(model: torch.nn.Module) -> str:
     """A digest of every parameter's name, shape and first elements, the same whatever devices they lie on."""
-    parameters = sorted(model.named_parameters(remove_duplicate=False))
+    parameters = sorted(_parameters(model), key=lambda named: named[0])
     by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     for name, parameter in parameters:
         if parameter.device.type != "meta":
@@ -99,3 +100,12 @@ def _weights_digest(model: torch.nn.Module) -> str:
     for name, parameter in parameters:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype};".encode() + found.get(name, b""))
     return digest.hexdigest()[:16]
+
+
+def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter by its name; one that Accelerate keeps elsewhere, from there."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        kept = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            known = parameter if kept is None or parameter.device.type != "meta" else kept[name]
+            yield f"{path}.{name}", known

@@ -31,14 +31,21 @@ def decoder_layers(model: Any, count: int) -> list[torch.nn.Module]:
 
 def device_of(module: torch.nn.Module) -> torch.device:
     """The device that a module computes on, also where Accelerate keeps its weights elsewhere."""
-    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-    if device is not None:
-        return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    for part in module.modules():
+        hook = getattr(part, "_hf_hook", None)
+        for one in getattr(hook, "hooks", (hook,)):
+            device = getattr(one, "execution_device", None)
+            if device is not None:
+                return _indexed(torch.device("cuda", device) if isinstance(device, int) else torch.device(device))
     first = next(module.parameters(), None)
     if first is None or first.device.type == "meta":
         raise ValueError(f"{type(module).__name__} has no weights in memory, so that it computes on no known device")
-    device = first.device
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+    return _indexed(first.device)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    plain = device.type == "cuda" and device.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if plain else device
 
 
 def streams_of(slot: mmkv.Slot) -> dict[int, Any] | None:

