@@ -76,6 +76,11 @@ TARGETS = {
     "park_beside_spill": Target("park while the writer writes / without", "at least", 0.9),
     "take_beside_spill": Target("hot take while the writer writes / without", "at least", 0.9),
     "reboot_lost": Target("conversations lost with the hot files, after a flush", "at most", 0),
+    "first_token_streamed": Target(
+        "first token, by layer / the larger of computing it and moving its bytes", "at most", 1.15
+    ),
+    "first_token_again": Target("first token, reading everything again / by layer", "at least", 10.0, "x"),
+    "first_token_blocking": Target("first token, taken before computing / by layer", "reported", None, "x"),
     "kvikio_take": Target("kvikio on tmpfs, take / page-locked RAM", "at least", 0.6),
     "kvikio_park": Target("kvikio on tmpfs, park / page-locked RAM", "at least", 0.6),
     "several_take": Target("layers on all GPUs: take / all GPUs' page-locked speed", "at least", 0.95),
