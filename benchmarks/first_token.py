@@ -1,8 +1,8 @@
 """Time to the first token of a follow-up turn: read everything again, or bring the cache back, and how.
 
-A conversation of some ten thousand tokens says 383 more. Its cache comes back from page-locked RAM, or from mmkv, before
-the model computes, or from mmkv layer by layer while it computes; beside that stand a cache that never left, and reading
-the whole prompt again. All ways take turns, and what they bring back is compared bit by bit.
+A conversation of some ten thousand tokens says 383 more. Its cache comes back from page-locked RAM or from mmkv before
+the model computes, or from mmkv layer by layer while it computes; beside that stand a cache that never left, and
+reading the whole prompt again. All ways take turns, and what they bring back is compared bit by bit.
 
     python benchmarks/first_token.py --json h200.json --plot h200.png
     python benchmarks/first_token.py --model smollm2 --tokens 2000
@@ -146,7 +146,7 @@ def main(
                 "choose fewer --tokens"
             )
         console.print(
-            f"{engine.name}, {engine.parameters / 1e9:.2f} billion weights, {len(layout.layers)} layers x "
+            f"{engine.name}, {engine.parameters / 1e6:,.0f} million weights, {len(layout.layers)} layers x "
             f"{layout.layers[0].token_bytes} bytes a token, on {device}, {medium_of(made).fs_type} at {made.parent}; "
             f"+{new_tokens} tokens, {repeats} repeats"
         )

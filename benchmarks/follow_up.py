@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import mmkv
@@ -28,7 +29,7 @@ __all__ = ["WAYS", "FollowUp"]
 
 WAYS = {
     "again": "reading everything again",
-    "ram": "page-locked RAM, then computing",
+    "ram": "RAM only, then computing",
     "blocking": "mmkv, then computing",
     "streamed": "mmkv, layer by layer",
     "resident": "nothing moves",
@@ -66,9 +67,11 @@ class FollowUp:
         if layout.state_bytes:
             raise ValueError(f"{engine.name} keeps states, which this benchmark does not restore: choose another model")
         self.ids = engine.random_ids(self.tokens + self.new_tokens)
+        self._prompt = np.array(self.ids[:-1])
         self.cache = new_cache(engine.model, layout, len(self.ids))
         self.slot = slot_of(self.cache, layout)
-        self._read_new(reading=True)
+        engine.read(self.cache, self.ids[: self.tokens], 0)
+        self._token = engine.read(self.cache, self.ids[self.tokens :], self.tokens)
         self._kept = [(layer.keys.clone(), layer.values.clone()) for layer in self.cache.layers]
         arrays = [
             {name: buffer.owner for name, buffer in layer.items()} for layer in self.slot.memory.planes
@@ -79,7 +82,7 @@ class FollowUp:
         self._room.out(self._rows, 0, self.tokens)
         size = _POOL_CONVERSATIONS * self.tokens * (layout.token_bytes + 8) + (64 << 20)
         self.pool = mmkv.Pool.open(self.directory, layout, capacity=size)
-        self.pool.park("chat", self.slot, self.ids[: self.tokens], stream=streams_of(self.slot)).result()
+        self.pool.park("chat", self.slot, self._prompt[: self.tokens], stream=streams_of(self.slot)).result()
         wait_until_locked(self.pool)
         self._bus = Bus(self.memory) if isinstance(self.memory, DeviceMemory) else None
         self._paths: set[str] = set()
@@ -110,13 +113,13 @@ class FollowUp:
 
     def blocking(self) -> int:
         """Take the conversation, wait, and compute."""
-        with self.pool.match(self.ids[:-1]) as match:
+        with self.pool.match(self._prompt) as match:
             self._paths.add(self.pool.take(match, self.slot, stream=streams_of(self.slot)).result().path)
         return self._read_new()
 
     def streamed(self, note: Callable[[mmkv.Transfer], None] | None = None) -> int:
         """Take the conversation, and compute each layer as soon as it is there."""
-        with self.pool.match(self.ids[:-1]) as match:
+        with self.pool.match(self._prompt) as match:
             take = self.pool.take(match, self.slot, stream=streams_of(self.slot))
         if note is not None:
             note(take)
@@ -129,11 +132,8 @@ class FollowUp:
         """Compute, for all rows are there."""
         return self._read_new()
 
-    def _read_new(self, *, reading: bool = False) -> int:
-        if reading:
-            self.engine.read(self.cache, self.ids[: self.tokens], 0)
-        else:
-            seek(self.cache, self.tokens)
+    def _read_new(self) -> int:
+        seek(self.cache, self.tokens)
         return self.engine.read(self.cache, self.ids[self.tokens :], self.tokens)
 
     # Measuring
@@ -142,17 +142,14 @@ class FollowUp:
         """The times of all ways, turn about, with the bus's speed between them."""
         found: dict[str, list[float]] = {way: [] for way in WAYS}
         copies: list[float] = []
-        token = self.resident()
         for turn in range(repeats + 1):
-            for way in WAYS:
+            for way, title in WAYS.items():
                 if way == "again" and turn > _MOST_READINGS:
                     continue
-                seconds, answer = self._timed(way)
-                if way != "again" and answer != token:
-                    raise RuntimeError(f"{WAYS[way]}: the first token is {answer}, not {token}")
+                seconds = self._timed(way)
                 if turn:
                     found[way].append(seconds)
-                tell(f"{self.tokens:,} tokens, {WAYS[way]}: {1e3 * seconds:.1f} ms{'' if turn else ', to warm up'}")
+                tell(f"{self.tokens:,} tokens, {title}: {1e3 * seconds:.1f} ms{'' if turn else ', to warm up'}")
             if turn:
                 copies.append(self._copy_seconds())
         return {
@@ -167,28 +164,38 @@ class FollowUp:
             **({} if self._bus is None else {"bus": self._bus.figures()}),
         }
 
-    def _timed(self, way: str) -> tuple[float, int]:
+    def _timed(self, way: str) -> float:
         brings = way in ("ram", "blocking", "streamed")
-        for layer, (keys, values) in zip(self.cache.layers, self._kept, strict=True):
-            for array, kept in ((layer.keys, keys), (layer.values, values)):
-                # Nothing but what brings rows back can have them.
-                array.zero_() if brings else array.copy_(kept)
-        gc.collect()
-        self.engine.synchronize()
+        self._prepare(wiped=brings)
         started = time.perf_counter()
         token = getattr(self, way)()
         seconds = time.perf_counter() - started
+        # Read in one go, with what is said now, the prompt is summed up in another order.
+        if way != "again" and token != self._token:
+            raise RuntimeError(f"{WAYS[way]}: the first token is {token}, not {self._token}")
+        if brings:
+            self._require_rows(WAYS[way])
+        return seconds
+
+    def _prepare(self, *, wiped: bool) -> None:
+        """Clear the cache's rows, so that nothing but a move brings them, or let it hold the conversation."""
+        for layer, (keys, values) in zip(self.cache.layers, self._kept, strict=True):
+            for array, kept in ((layer.keys, keys), (layer.values, values)):
+                array.zero_() if wiped else array.copy_(kept)
+        gc.collect()
+        self.engine.synchronize()
+
+    def _require_rows(self, title: str) -> None:
         for index, (layer, (keys, values)) in enumerate(zip(self.cache.layers, self._kept, strict=True)):
             for array, kept in ((layer.keys, keys), (layer.values, values)):
-                if brings and not torch.equal(array[:, :, : self.tokens], kept[:, :, : self.tokens]):
-                    raise RuntimeError(f"{WAYS[way]} brought other bytes than were parked, in layer {index}")
-        return seconds, token
+                if not torch.equal(array[:, :, : self.tokens], kept[:, :, : self.tokens]):
+                    raise RuntimeError(f"{title}: other bytes than were parked, in layer {index}")
 
     def _copy_seconds(self) -> float:
         """What the conversation's bytes take at the speed of the bus; without one, of a copy in RAM."""
         if self._bus is not None:
             self._bus.measure()
-            return self.bytes / self._bus.figures()["to_device_gbps"] / 1e9
+            return self.bytes / float(self._bus.figures()["to_device_gbps"]) / 1e9
         started = time.perf_counter()
         self._room.back(self._rows, 0, self.tokens)
         return time.perf_counter() - started
@@ -196,33 +203,29 @@ class FollowUp:
     # The time line of one streamed turn
 
     def timeline(self) -> dict[str, Any]:
-        """For each layer, in ms since the turn began: when its bytes were there, and when its compute began and ended."""
+        """For each layer, in ms since the turn began: when its bytes were there, when its compute began and ended."""
         layers = decoder_layers(self.engine.model, len(self.engine.layout.layers))
         clock = _DeviceClock(self.engine.device) if self.engine.device.type == "cuda" else _HostClock()
         arrived: list[Any] = []
         began: list[Any] = []
         ended: list[Any] = []
+        watching: list[threading.Thread] = []
 
         def watch(take: mmkv.Transfer) -> None:
-            watcher = threading.Thread(target=lambda: clock.arrivals(take, len(layers), arrived))
-            watcher.start()
-            watching.append(watcher)
-            # Behind the hook that waits: the time is that when the layer may begin.
-            hooks.extend(
-                layer.self_attn.register_forward_pre_hook(lambda *_: began.append(clock.now())) for layer in layers
-            )
-            hooks.extend(layer.register_forward_hook(lambda *_: ended.append(clock.now())) for layer in layers)
+            watching.append(threading.Thread(target=clock.arrivals, args=(take, len(layers), arrived)))
+            watching[0].start()
 
-        watching: list[threading.Thread] = []
-        hooks: list[Any] = []
-        self._timed("blocking")
+        # The attention comes behind the hook of its layer that waits.
+        hooks = [layer.self_attn.register_forward_pre_hook(lambda *_: began.append(clock.now())) for layer in layers]
+        hooks += [layer.register_forward_hook(lambda *_: ended.append(clock.now())) for layer in layers]
+        self._prepare(wiped=True)
         start = clock.now()
         try:
             self.streamed(watch)
             whole = clock.now()
-            for watcher in watching:
-                watcher.join()
         finally:
+            for thread in watching:
+                thread.join()
             for hook in hooks:
                 hook.remove()
         self.engine.synchronize()

@@ -20,7 +20,8 @@ from mmkv.medium import medium_of
 __all__ = ["Bus", "provenance"]
 
 _PACKAGES = (
-    "numpy", "cupy-cuda13x", "cupy-cuda12x", "kvikio-cu13", "kvikio-cu12", "torch", "transformers", "safetensors", "fastsafetensors",
+    "numpy", "cupy-cuda13x", "cupy-cuda12x", "kvikio-cu13", "kvikio-cu12", "torch", "transformers", "safetensors",
+    "fastsafetensors",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.results import TARGETS
 
-__all__ = ["plot_pool_vs_ram", "plot_rotation", "plot_tiers"]
+__all__ = ["plot_first_token", "plot_pool_vs_ram", "plot_rotation", "plot_tiers"]
 
 _TAKE, _PARK = "#1f6fb4", "#f08c2e"
 _MET, _MISSED, _PLAIN = "#3a9d4f", "#d1462f", "#8a8f98"
@@ -158,6 +158,59 @@ def _draw_taxes(axis: Any, contenders: Mapping[str, Mapping[str, Any]]) -> None:
     axis.set_yticks(range(len(contenders)), [_wrapped(found["title"]) for found in contenders.values()])
     axis.invert_yaxis()
     axis.set_xlim(0, 1.16 * widest)
+    _clean(axis)
+
+
+def plot_first_token(data: Mapping[str, Any], path: Path) -> None:
+    """The ways to the first token at every length, and the time line of one turn that was streamed by layer."""
+    lengths, line = list(data["first_token"].values()), data.get("timeline")
+    figure, axes = plt.subplots(
+        1, 2 if line else 1, figsize=(14.5 if line else 7.5, 5.6), squeeze=False, layout="constrained"
+    )  # fmt: skip
+    _draw_ways(axes[0, 0], lengths)
+    if line:
+        _draw_timeline(axes[0, 1], line)
+    new = data["work"]["new_tokens"]
+    figure.suptitle(f"The first token of a turn of {new} tokens, {data['work']['model']}", fontweight="bold")
+    _save(figure, data, path)
+
+
+def _draw_ways(axis: Any, lengths: list[Mapping[str, Any]]) -> None:
+    width = 0.8 / len(lengths)
+    colors = [_TAKE, _PARK, _MET, _PLAIN]
+    for number, found in enumerate(lengths):
+        rows = [*((way["title"], way["ms"]) for way in found["ways"].values()), ("its bytes alone", found["bytes_ms"])]
+        for row, (_, value) in enumerate(rows):
+            at = row + (number - (len(lengths) - 1) / 2) * width
+            label = f"{found['tokens']:,} tokens" if row == 0 else None
+            axis.barh(at, value, width, color=colors[number % len(colors)], label=label)
+            axis.text(value * 1.06, at, _milliseconds(value), va="center", fontsize=9)
+    axis.set_yticks(range(len(rows)), [_wrapped(title) for title, _ in rows])
+    axis.invert_yaxis()
+    axis.set_xscale("log")
+    least, most = axis.get_xlim()
+    axis.set_xlim(least, most * 2.2)
+    axis.set_xlabel("milliseconds, lower is better; each line is ten times the last")
+    axis.legend(loc="lower right", framealpha=1)
+    _clean(axis)
+
+
+def _draw_timeline(axis: Any, line: Mapping[str, Any]) -> None:
+    for layer, (began, ended) in enumerate(zip(line["began_ms"], line["ended_ms"], strict=True)):
+        axis.barh(
+            layer, ended - began, 0.8, left=began, color=_PARK, label=None if layer else "the layer's compute ran"
+        )  # fmt: skip
+    layers = range(len(line["arrived_ms"]))
+    axis.plot(
+        line["arrived_ms"], layers, "|", color=_TAKE, markersize=9, markeredgewidth=2, label="its bytes were there"
+    )
+    axis.axvline(line["first_token_ms"], color="black", linestyle="--", linewidth=1, label="the first token")
+    axis.invert_yaxis()
+    axis.set_xlim(left=0)
+    axis.set_xlabel("milliseconds since the prompt came")
+    axis.set_ylabel("layer")
+    axis.set_title(f"one turn, {line['tokens']:,} tokens, layer by layer", loc="left", fontsize=10)
+    axis.legend(loc="lower left", framealpha=1)
     _clean(axis)
 
 

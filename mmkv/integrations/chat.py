@@ -273,7 +273,7 @@ class ChatPool:
                 tokens = torch.tensor([chunk], device=device)
                 cache = {self._cache_argument: seat.cache}
                 logits = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **cache).logits
-            seat.ids = seat.ids + chunk
+            seat.ids.extend(chunk)
         return int(logits[0, -1].argmax())
 
     def _park(self, seat: _Seat, *, boundary: bool = False) -> mmkv.Receipt | None:
