@@ -229,11 +229,16 @@ class FollowUp:
             for hook in hooks:
                 hook.remove()
         self.engine.synchronize()
-        times = {"arrived": arrived, "began": began, "ended": ended}
+        arrivals, begins, ends = (
+            [clock.ms_between(start, mark) for mark in marks] for marks in (arrived, began, ended)
+        )
         return {
             "tokens": self.tokens,
             "first_token_ms": clock.ms_between(start, whole),
-            **{f"{name}_ms": [clock.ms_between(start, mark) for mark in marks] for name, marks in times.items()},
+            # A layer that began had its bytes, whenever the watching thread came to see it.
+            "arrived_ms": [min(pair) for pair in zip(arrivals, begins, strict=True)],
+            "began_ms": begins,
+            "ended_ms": ends,
         }
 
 

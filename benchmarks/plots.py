@@ -210,7 +210,7 @@ def _draw_timeline(axis: Any, line: Mapping[str, Any]) -> None:
     axis.set_xlabel("milliseconds since the prompt came")
     axis.set_ylabel("layer")
     axis.set_title(f"one turn, {line['tokens']:,} tokens, layer by layer", loc="left", fontsize=10)
-    axis.legend(loc="lower left", framealpha=1)
+    axis.legend(loc="upper right", framealpha=1)
     _clean(axis)
 
 
