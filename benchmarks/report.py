@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 PAGE = ROOT / "docs" / "performance.md"
 
-RESULT_NAMES = ("pool_vs_ram", "rotation", "tiers")
+RESULT_NAMES = ("pool_vs_ram", "rotation", "tiers", "first_token")
 # Under which name a figure keeps the speed that its own is compared with: RAM's, the plain disk's, its own alone.
 _BESIDE = ("ram_gbps", "one_way_gbps", "plain_gbps", "alone_gbps")
 
@@ -109,8 +109,23 @@ def rotation(results: Mapping[str, Result]) -> str:
     return _table(["ms a turn, medians", "gave back", "takes", "parked", "together"], rows) if rows else ""
 
 
+def first_token(results: Mapping[str, Result]) -> str:
+    """The ways to the first token, at every length."""
+    lengths = list(results.get("first_token", {}).get("first_token", {}).values())
+    if not lengths:
+        return ""
+    rows = [
+        [way["title"], *(f"{found['ways'][name]['ms']:,.1f}" for found in lengths)]
+        for name, way in lengths[0]["ways"].items()
+    ]
+    rows.append(["its bytes at the bus's speed", *(f"{found['bytes_ms']:,.1f}" for found in lengths)])
+    heads = [f"{found['tokens']:,} tokens, {found['bytes'] / 1e9:.1f} GB" for found in lengths]
+    return _table(["ms to the first token, medians", *heads], rows)
+
+
 SECTIONS: dict[str, Callable[[Mapping[str, Result]], str]] = {
     "machine": machine, "bus": bus, "figures": figures, "speeds": speeds, "rotation": rotation,
+    "first_token": first_token,
 }  # fmt: skip
 
 
