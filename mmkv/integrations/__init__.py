@@ -1,1 +1,1 @@
-"""Engines that mmkv knows: one module each, imported by who uses it."""
+"""Engines that mmkv knows, for their users to import: `transformers`. Nothing else of mmkv imports them."""
