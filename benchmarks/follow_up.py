@@ -6,6 +6,7 @@ Its cache is where each way of keeping it has it; every way that brings rows bac
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -95,6 +96,7 @@ class FollowUp:
     def close(self) -> None:
         """Give everything back."""
         self.pool.close()
+        shutil.rmtree(self.directory)
         self._room.free()
         if self._bus is not None:
             self._bus.close()

@@ -166,9 +166,12 @@ class ChatPool:
         Raises
         ------
         ValueError
-            The prompt leaves no room for an answer.
+            The prompt is empty, or leaves no room for an answer.
         """
+        started = time.perf_counter()
         prompt = self.prompt_ids(messages)
+        if not prompt:
+            raise ValueError("the messages have no tokens: there is nothing to answer")
         room = self._max_tokens - len(prompt) + 1
         if room < 1:
             raise ValueError(
@@ -176,7 +179,6 @@ class ChatPool:
             )
         limit = min(as_count(max_new_tokens, "max_new_tokens", least=1), room)
         with self._lock:
-            started = time.perf_counter()
             seat = self._seat(conversation)
             taken: mmkv.Receipt | None = None
             try:
@@ -197,7 +199,7 @@ class ChatPool:
                     break
                 token = self._compute(seat, [token])
             # The last token has not been through the model: it has no row yet.
-            parked = self._park(seat)
+            parked = _receipt(self._begin_park(seat))
             self._seats.append(seat)
             return Answer(
                 text=self.tokenizer.decode(answer, skip_special_tokens=True),
@@ -259,7 +261,8 @@ class ChatPool:
             # Before a token that depends on it is shown, and before a row that depends on it is parked.
             take.result()
         if last:
-            self._park(seat, boundary=True)
+            # Goes on beside what follows, which appends rows; states are copied aside.
+            self._begin_park(seat, boundary=True)
             token = self._compute(seat, last)
         return token
 
@@ -276,14 +279,32 @@ class ChatPool:
             seat.ids.extend(chunk)
         return int(logits[0, -1].argmax())
 
-    def _park(self, seat: _Seat, *, boundary: bool = False) -> mmkv.Receipt | None:
-        """Park what a slot holds. Without room in the pool the conversation is read again when its turn comes."""
+    def _begin_park(self, seat: _Seat, *, boundary: bool = False) -> mmkv.Transfer | None:
+        """Begin to park what a slot holds. What fails costs a reading of the prompt when its turn comes."""
         try:
             stream = streams_of(seat.slot)
-            return self.pool.park(seat.conversation, seat.slot, seat.ids, boundary=boundary, stream=stream).result()
+            transfer = self.pool.park(seat.conversation, seat.slot, seat.ids, boundary=boundary, stream=stream)
         except mmkv.MmkvError:
             _log.warning("%r cannot be parked", seat.conversation, exc_info=True)
             return None
+        transfer.add_done_callback(_tell)
+        return transfer
+
+
+def _tell(transfer: mmkv.Transfer) -> None:
+    """Log why a transfer failed."""
+    if transfer.exception() is not None:
+        _log.warning("%s failed", transfer.what, exc_info=transfer.exception())
+
+
+def _receipt(transfer: mmkv.Transfer | None) -> mmkv.Receipt | None:
+    """Wait for a park; `None` if it failed, which is in the log."""
+    if transfer is None:
+        return None
+    try:
+        return transfer.result()
+    except mmkv.MmkvError:
+        return None
 
 
 def _common(held: list[int], ids: list[int]) -> int:

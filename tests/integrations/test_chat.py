@@ -155,6 +155,8 @@ def test_a_prompt_that_does_not_fit_is_refused(pool_in_ram: Path) -> None:
     with ChatPool(make_model("llama"), Letters(), pool_in_ram, slots=1, max_tokens=16) as chats:
         with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, and a slot holds 16"):
             chats.chat("chat", [{"role": "user", "content": said(0, 0)}])
+        with pytest.raises(ValueError, match="the messages have no tokens"):
+            chats.chat("chat", [])
         with pytest.raises(ValueError, match="max_new_tokens"):
             chats.chat("chat", [{"role": "user", "content": "hi"}], max_new_tokens=0)
 
@@ -211,6 +213,21 @@ def test_a_full_pool_costs_a_reading_of_the_prompt(
         talk.turn(chats, 1, 0)
         answer = talk.turn(chats, 0, 1)
     assert (answer.reused, answer.taken) == (0, None)
+
+
+def test_a_park_that_fails_later_is_told(
+    pool_in_ram: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise mmkv.TransferError("the medium is gone")
+
+    with ChatPool(make_model("qwen_hybrid"), Letters(), pool_in_ram, slots=1, max_tokens=MAX_TOKENS) as chats:
+        monkeypatch.setattr("mmkv.parking.Park.commit", fail)
+        answer = Talk().turn(chats, 0, 0)
+    assert answer.parked is None
+    assert len(answer.token_ids) == TOKENS
+    # That at the prompt's end, and that of the answer.
+    assert caplog.text.count("park of 'chat-0' failed") == 2
 
 
 def test_a_slot_in_which_a_turn_broke_off_is_given_up(pool_in_ram: Path) -> None:
