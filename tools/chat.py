@@ -34,44 +34,15 @@ from benchmarks.work import default_directory, temporary_directory
 
 SLOTS = 4
 TURNS = 3
-MAX_TOKENS = 1024
+MAX_TOKENS = 512
 # The engine is killed before this turn of this chat.
 KILLED_BEFORE = (1, 2)
-# What each chat is about, and what is asked about it.
-TEXTS = """
-The lighthouse of Alexandria stood on the island of Pharos in Egypt. It was built in the third century BC, under the
-kings Ptolemy I and Ptolemy II, and was more than a hundred metres tall. A fire burned at its top every night, and a
-mirror threw the light far over the sea. Earthquakes destroyed it in the Middle Ages; its last stones went into a fort
-that still stands at the harbour.
-Where did the lighthouse stand? | What destroyed it? | What was its light used for?
-
-Bees live in colonies of up to sixty thousand animals. One of them is the queen, who lays all the eggs. The workers
-are her daughters: young ones clean the cells and feed the brood, older ones guard the entrance, and the oldest fly
-out for nectar and pollen. A bee that has found many flowers dances on the comb; the dance tells the others in which
-direction to fly, and how far it is.
-Who lays the eggs? | What do the oldest workers do? | Why does a bee dance?
-
-Bread needs four things: flour, water, salt and yeast. The yeast eats sugar from the flour and makes gas, which stays
-in the dough as small bubbles, so that the dough rises. It should rest for some hours in a warm place. Then it is
-shaped and baked in a hot oven. The crust becomes brown because sugar and protein react in the heat; inside, the bread
-never gets hotter than boiling water.
-What four things does bread need? | Why does the dough rise? | Why is the crust brown?
-
-The Moon goes around the Earth in about twenty-seven days. It always shows us the same side, because it turns once
-around itself in the same time. Its gravity pulls at the oceans, and so there are tides: the water rises and falls
-about twice a day. On the Moon itself there is no air and no sound, and footprints that were left there fifty years
-ago look as if they were new.
-How long does the Moon take around the Earth? | What causes the tides? | Why is there no sound on it?
-
-The first railway that carried passengers with steam engines all the way opened in 1830 between Liverpool and
-Manchester in England. It was fifty kilometres long and had two tracks. The engines were built by Robert Stephenson,
-whose Rocket had won a contest the year before with a speed of almost fifty kilometres an hour. Within twenty years
-most towns of the country could be reached by train.
-When did the railway open? | Between which cities? | Who built the engines?
-"""
 CHATS = [
-    (" ".join(text), questions.split(" | "))
-    for *text, questions in (block.splitlines() for block in TEXTS.strip().split("\n\n"))
+    ["What is the capital of France?", "What is it famous for?", "Name three dishes that one can eat there."],
+    ["Explain in two sentences what the Moon is.", "Is it larger than the Earth?", "Who was the first man on it?"],
+    ["Explain to a child what a bee does.", "Why do bees make honey?", "What should I do if a bee stings me?"],
+    ["Why do leaves fall in autumn?", "What happens in spring?", "And in winter?"],
+    ["Give me a recipe for pancakes.", "How long does it take to make them?", "What can I put on top of them?"],
 ]
 
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
@@ -179,18 +150,17 @@ def talk(load: Load, pool: Path, answer_tokens: int) -> list[tuple[int, int, Tur
     engine = Engine(load, pool, answer_tokens)
     try:
         for number in range(TURNS):
-            for chat, (text, questions) in enumerate(CHATS):
+            for chat, questions in enumerate(CHATS):
                 if (number, chat) == KILLED_BEFORE:
                     console.print("\n[bold]kill -9[/bold], and a new process")
                     engine.kill()
                     engine = Engine(load, pool, answer_tokens)
-                question = questions[number]
-                asked = question if number else f"{text}\n\n{question}"
-                talks[chat].append({"role": "user", "content": asked})
+                talks[chat].append({"role": "user", "content": questions[number]})
                 turn = engine.chat(f"chat-{chat + 1}", talks[chat])
                 talks[chat].append({"role": "assistant", "content": turn.answer.text})
                 turns.append((chat, number, turn))
-                console.print(f"[bold]chat {chat + 1}[/bold] {question} [green]{escape(turn.answer.text)}[/green]")
+                text = " ".join(turn.answer.text.split())
+                console.print(f"[bold]chat {chat + 1}[/bold] {questions[number]} [green]{escape(text)}[/green]")
     finally:
         engine.kill()
     return turns
@@ -204,7 +174,7 @@ def main(
         Path | None,
         typer.Option("--model-file", help="A file that keeps the unpacked model for next time.", show_default=False),
     ] = None,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 32,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 48,
 ) -> None:
     """Five chats with a real model on four slots, whose engine is killed in the middle: what each turn costs."""
     if not smollm2.is_installed():

@@ -223,6 +223,29 @@ def test_each_layer_waits_for_its_own_part(tmp_path: Path) -> None:
     assert slot.max_tokens == 64
 
 
+def test_on_a_device_the_layers_stream_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("llama")
+    devices = dict(zip(decoder_layers(model, 3), ("cuda:0", "cuda:0", "cuda:1"), strict=True))
+    monkeypatch.setattr("mmkv.integrations.streaming.device_of", lambda module: torch.device(devices[module]))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    waited: list[tuple[int, Any]] = []
+
+    class Take(mmkv.Transfer):
+        def __init__(self) -> None:
+            pass
+
+        def wait(self, layer: int, stream: Any = None) -> None:
+            waited.append((layer, stream))
+
+    with by_layer(model, Take(), 3):
+        run(model, new_cache_on_host(model), [1, 2, 3])
+    assert waited == [(0, "stream of cuda:0"), (1, "stream of cuda:0"), (2, "stream of cuda:1")]
+
+
+def new_cache_on_host(model: Any) -> Any:
+    return transformers.StaticCache(config=model.config, max_cache_len=16)
+
+
 def test_a_decoder_without_such_layers_is_named() -> None:
     with pytest.raises(ValueError, match="LlamaForCausalLM has no list of 9 decoder layers"):
         decoder_layers(make_model("llama"), 9)
