@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Summing"]
 
-# What a launch on a device is worth: it costs the host as much as so many bytes cost the bus.
-_LAUNCH_BYTES = 64 << 20
+# What one launch on a device has: it costs the host a millisecond. The last layers have one each, so that little is
+# left to do when the last one has landed.
+_LAUNCH_BYTES = 256 << 20
+_LAST_LAYERS = 2
 
 
 class Summing:
     """Stands between the stores and a transfer; see `mmkv.store.contract.Progress` for what it hears.
 
-    Layers on a device are taken together from some 64 MiB on, all others at once, by the thread of the store that told
+    Layers on a device are taken together from some 256 MiB on, all others at once, by the thread of the store that told
     of them: meanwhile the other layers are on their way.
 
     Parameters
@@ -83,7 +85,7 @@ class Summing:
         else:
             waiting = self._waiting.setdefault(device, [])
             waiting.append(layer)
-            if sum(map(self._sums[0].layer_bytes, waiting)) >= _LAUNCH_BYTES:
+            if self._left < _LAST_LAYERS or sum(map(self._sums[0].layer_bytes, waiting)) >= _LAUNCH_BYTES:
                 due.append(self._waiting.pop(device))
         if self._left == 0:
             due += self._waiting.values()

@@ -251,7 +251,7 @@ class SimulatedCuda:
     def _new_kernel(self, source: str, name: str) -> Any:
         if not self.compiler_works:
             raise OutOfRange("there is no NVRTC")
-        made = {"copy_runs": SimulatedKernel, "digest_parts": SimulatedDigest}[name](self, source)
+        made = _KERNELS[name](self, source)
         return types.SimpleNamespace(kernel=made)
 
     # --- the driver's current context ---
@@ -409,6 +409,34 @@ class SimulatedDigest:
                 value.value ^= int(shift(remainder, behind))
 
         owner.enqueue(stream.ptr, digest)
+
+
+class SimulatedMover:
+    """The kernel that copies words between page-locked memory and its device."""
+
+    def __init__(self, owner: SimulatedCuda, source: str) -> None:
+        assert "move_words" in source
+        self._owner = owner
+
+    def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[np.int64, ...], *, stream: Any) -> None:
+        owner = self._owner
+        assert stream.device_id == owner.getDevice()
+        source, target, words = map(int, arguments)
+
+        def move() -> None:
+            for place in (source, target):
+                try:
+                    owner._check_host(place, 8 * words)
+                except CUDARuntimeError:
+                    owner._check_device(place, 8 * words, stream.device_id)
+            ctypes.memmove(target, source, 8 * words)
+
+        owner.enqueue(stream.ptr, move)
+
+
+_KERNELS: dict[str, Any] = {
+    "copy_runs": SimulatedKernel, "digest_parts": SimulatedDigest, "move_words": SimulatedMover,
+}  # fmt: skip
 
 
 def simulated_kvikio(*, compatible: bool = True, corrupt: bool = False) -> types.ModuleType:

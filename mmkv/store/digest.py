@@ -150,6 +150,20 @@ digest_parts(const word *table, word parts, const unsigned *operators, unsigned 
 """
 
 
+# Tables come, and checksums go, by this and not by a copy engine: that does one after the other, and what the transfer
+# itself has given it, the whole conversation, most often, comes first.
+_MOVER = r"""
+typedef unsigned long long word;
+
+extern "C" __global__ void move_words(const word *from, word *to, word count)
+{
+    const word all = gridDim.x * (word)blockDim.x;
+    for (word i = blockIdx.x * (word)blockDim.x + threadIdx.x; i < count; i += all) to[i] = from[i];
+}
+"""
+_MOVER_THREADS, _MOVER_BLOCKS = 256, 32
+
+
 @dataclass(frozen=True)
 class Shape:
     """How the kernel is cut; chosen with `benchmarks/checksum_kernel.py`.
@@ -243,7 +257,7 @@ class DigestKernel:
     def __init__(self, shape: Shape | None = None) -> None:
         self.refused: str | None = None
         self._shape = Shape() if shape is None else shape
-        self._functions: dict[int, tuple[Any, int, object]] = {}
+        self._functions: dict[int, tuple[Any, Any, int, object]] = {}
         self._lock = threading.Lock()
 
     def ready(self, device: int) -> bool:
@@ -259,13 +273,14 @@ class DigestKernel:
                     _logger.warning("checksums of device memory cannot be computed there: %s", error)
         return device in self._functions
 
-    def _compiled(self, device: int) -> tuple[Any, int, object]:
+    def _compiled(self, device: int) -> tuple[Any, Any, int, object]:
         function = cuda.compile_kernel(self._shape.source(), "digest_parts", device)
+        mover = cuda.compile_kernel(_MOVER, "move_words", device)
         stream = cuda.new_stream(device)
         with cuda.current(device):
             operators, keep = cuda.upload(self._shape.operators().view(np.int64), device, stream)
             stream.synchronize()
-        return function, operators, keep
+        return function, mover, operators, keep
 
     def launch(self, parts: Parts, device: int, stream: Any, values: npt.ArrayLike | None = None) -> Digest:
         """Give a CuPy stream on a device, which is current and ready, the checksums of units in its memory.
@@ -294,20 +309,31 @@ class DigestKernel:
             A unit is too large.
         """
         shape = self._shape
-        function, operators, _ = self._functions[device]
+        function, mover, operators, _ = self._functions[device]
         table = shape.table(parts)
         # A checksum starts and ends with inverted bits; what comes of those depends on the unit's size alone.
         results = np.zeros(parts.count + parts.count % 2, dtype=np.uint32)
         before = np.zeros(parts.count, np.uint32) if values is None else np.asarray(values, np.uint32)
         results[: parts.count] = shift(before ^ _ONES, parts.unit_sizes) ^ _ONES
-        place, keep = cuda.upload(np.concatenate((table, results.view(np.int64))), device, stream)
+        words = np.concatenate((table, results.view(np.int64)))
+        given, there, staged = (
+            cuda.pinned(words.nbytes),
+            cuda.scratch(device, words.nbytes),
+            cuda.pinned(results.nbytes),
+        )
+        np.frombuffer(given, dtype=np.int64, count=len(words))[:] = words
+        _move(mover, given.ptr, there.ptr, len(words), stream)
         warps = shape.threads // _LANES
         blocks = min(shape.blocks, -(-int(table[-1]) // warps))
-        on_device = place + table.nbytes
+        on_device = there.ptr + table.nbytes
         if blocks:
-            arguments = (place, len(parts.sizes), operators, on_device)
+            arguments = (there.ptr, len(parts.sizes), operators, on_device)
             cuda.launch(function, blocks, shape.threads, arguments, stream)
-        staged = cuda.pinned(max(results.nbytes, 1))
-        if parts.count:
-            cuda.copy_async(staged.ptr, on_device, results.nbytes, stream.ptr, to_device=False)
-        return Digest(staged, parts.count, keep)
+        _move(mover, on_device, staged.ptr, len(results) // 2, stream)
+        return Digest(staged, parts.count, (given, there))
+
+
+def _move(mover: Any, source: int, target: int, words: int, stream: Any) -> None:
+    if words:
+        blocks = min(_MOVER_BLOCKS, -(-words // _MOVER_THREADS))
+        cuda.launch(mover, blocks, _MOVER_THREADS, (source, target, words), stream)
