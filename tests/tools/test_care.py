@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import mmkv
+from mmkv_inspect.progress import Meter
 
 _LAYOUT = mmkv.Layout([mmkv.Layer({"k": mmkv.Plane("int8", (64,))}, {"s": mmkv.State("int8", (9,))})] * 2, "test/care")
 
@@ -105,3 +107,44 @@ def test_export_and_import(
     result = inspect("import", path, file, "fourth")
     assert (result.code, result.err.count("\n")) == (1, 1)
     assert inspect("check", path).code == 0
+
+
+def test_verify(path: Path, inspect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    result = inspect("verify", path, "--all")
+    assert result.code == 0
+    assert re.fullmatch(r"2 conversations, .*GB/s: fine\n", result.out)
+    assert result.err == "", "no progress where there is no terminal"
+    found = json.loads(inspect("verify", path, "chat", "--json").out)
+    assert (found["conversations"], found["corrupt"], found["unverified"]) == (1, [], 0)
+    monkeypatch.setenv("MMKV_POOL", str(path))
+    assert inspect("verify", "chat").out.startswith("1 conversations, ")
+    assert inspect("verify", "nobody").code == 1
+    for wrong in (["verify"], ["verify", path, "chat", "--all"]):
+        assert inspect(*wrong).code == 2
+
+
+def test_verify_finds_a_flipped_bit(path: Path, inspect: Callable[..., Any]) -> None:
+    _run_sql(path, "UPDATE units_of_blocks SET checksums = zeroblob(length(checksums)) WHERE tokens < 512")
+    result = inspect("verify", path, "--all")
+    assert result.code == 1
+    assert "corrupt: '\\x1b[31m': layer 0, 'k', tokens 0 to 499 (blocks " in result.out
+    assert "corrupt: 'chat': layer -1, 'token_ids', tokens 1536 to 1999 (blocks " in result.out
+    assert result.out.endswith(" units differ\n")
+    with mmkv.Pool.open(path):
+        assert "owns the pool" in inspect("verify", path, "--all", "--quarantine").err
+    assert "units differ, now in quarantine" in inspect("verify", path, "--all", "--quarantine").out
+    result = inspect("verify", path, "--all")
+    assert result.code == 1
+    assert "2 blocks or checkpoints were in quarantine" in result.out
+    assert "in quarantine" in inspect("stats", path).out
+    assert "0 of 500" in inspect("list", path).out
+
+
+def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Meter("read") as meter:
+        meter.show(1 << 20, 4 << 20)
+        meter.show(4 << 20, 4 << 20)
+    shown = capsys.readouterr().err
+    assert "read 4.0 MiB of 4.0 MiB, 100 %" in shown or "100 %" in shown
+    assert shown.endswith("\r")

@@ -39,6 +39,7 @@ _USAGES = {
     "rm": "POOL [ID]...",
     "probe": "DIR",
     "check": "[POOL]",
+    "verify": "[POOL] [ID]...",
     "export": "[POOL] ID FILE",
     "import": "POOL FILE [ID]",
 }
@@ -112,6 +113,7 @@ def _root() -> None:
       mmkv-inspect rm /mnt/kv --older-than 7d        drop all that were not parked for a week
       mmkv-inspect probe /mnt/kv                     what this machine can do for a pool there
       mmkv-inspect check /mnt/kv                     whether catalog and files fit together
+      mmkv-inspect verify /mnt/kv --all              whether the parked bytes are those that were parked
       mmkv-inspect export /mnt/kv chat-42 FILE       one conversation as a file, which import takes in elsewhere
 
     \b
