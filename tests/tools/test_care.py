@@ -136,8 +136,13 @@ def test_verify_finds_a_flipped_bit(path: Path, inspect: Callable[..., Any]) -> 
     result = inspect("verify", path, "--all")
     assert result.code == 1
     assert "2 blocks or checkpoints were in quarantine" in result.out
-    assert "in quarantine" in inspect("stats", path).out
+    assert "Corrupt             2 blocks and 0 checkpoints in quarantine" in inspect("stats", path).out
+    assert len(json.loads(inspect("stats", path, "--json").out)["corrupt"]) == 2
     assert "0 of 500" in inspect("list", path).out
+    assert "1,536 of 2,000; what follows the first is in quarantine" in inspect("show", path, "chat").out
+    assert json.loads(inspect("show", path, "chat", "--json").out)["usable_tokens"] == 1536
+    _run_sql(path, "INSERT INTO quarantine VALUES ('blocks', 77, 0, 'k', 0.0)")
+    assert len(json.loads(inspect("stats", path, "--json").out)["corrupt"]) == 2, "nobody holds it"
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from mmkv.errors import MmkvError, PoolCorrupt
 from mmkv.geometry import Extent, Geometry, extent_blocks
 from mmkv.info import ConversationInfo, PoolStats, conversation_infos, union_extents
 from mmkv.medium import Medium, medium_of
+from mmkv.unit_table import Bad, read_bad
 from mmkv_inspect.notes import Owner, capacity_of, owner_of, stats_of
 
 __all__ = ["PoolView", "check_directory", "open_catalog", "read_pool", "require_same_pool"]
@@ -46,6 +47,8 @@ class PoolView:
         The conversations, the least recently used first, without their hashes.
     block_segments, checkpoint_segments : list of int
         The allocated segments of each kind.
+    bad : list of Bad
+        What is in quarantine, numbers that no version holds left out.
     capacity : int or None
         The limit of the files' bytes, if the catalog tells it.
     owner : Owner
@@ -66,6 +69,7 @@ class PoolView:
     residents: list[Resident]
     block_segments: list[int]
     checkpoint_segments: list[int]
+    bad: list[Bad]
     capacity: int | None
     owner: Owner
     stats: PoolStats | None
@@ -79,12 +83,25 @@ class PoolView:
 
     def infos(self) -> list[ConversationInfo]:
         """The figures of every conversation, in the order of `rows`."""
-        return conversation_infos(self.rows, self.description.geometry, self.residents)
+        bad = [row.number for row in self.bad if row.kind == "blocks"]
+        return conversation_infos(self.rows, self.description.geometry, self.residents, bad)
 
     def versions(self) -> list[VersionRow]:
         """Every version that the catalog keeps, those that wait for their successor to be synced too."""
-        both = ((row.version, row.fallback) for row in self.rows)
-        return [version for pair in both for version in pair if version is not None]
+        return list(_versions(self.rows))
+
+
+def _versions(rows: Sequence[ConversationRow]) -> Iterator[VersionRow]:
+    for row in rows:
+        yield row.version
+        if row.fallback is not None:
+            yield row.fallback
+
+
+def _holds(version: VersionRow, bad: Bad) -> bool:
+    if bad.kind == "blocks":
+        return any(first <= bad.number < first + count for first, count in version.extents)
+    return any(point.record == bad.number for point in version.checkpoints)
 
 
 def check_directory(path: Path, elsewhere: Path | None) -> tuple[Description, Path]:
@@ -186,6 +203,7 @@ def _read(path: Path, description: Description, catalog: Catalog) -> PoolView:
         residents=catalog.residents(),
         block_segments=catalog.segments("blocks"),
         checkpoint_segments=catalog.segments("checkpoints"),
+        bad=[bad for bad in read_bad(catalog) if any(_holds(version, bad) for version in _versions(rows))],
         capacity=capacity_of(catalog),
         owner=owner_of(catalog, pid),
         stats=stats_of(catalog),

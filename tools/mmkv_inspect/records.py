@@ -82,5 +82,6 @@ def stats_record(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> dict
         "owner": asdict(view.owner),
         "requests": view.requests,
         "engine": None if view.stats is None else asdict(view.stats),
+        "corrupt": [bad._asdict() for bad in view.bad],
         "problems": list(problems),
     }

@@ -121,11 +121,16 @@ def print_list(infos: Sequence[ConversationInfo], of: int, now: float, *, hot: b
 
 def _list_row(info: ConversationInfo, now: float, *, hot: bool) -> tuple[str, ...]:
     return (
-        visible(info.conversation), visible(info.namespace), f"{info.tokens:,}", size_text(info.bytes),
+        visible(info.conversation), visible(info.namespace), _tokens_text(info), size_text(info.bytes),
         size_text(info.owned_bytes), *((size_text(info.hot_bytes), size_text(info.dirty_bytes)) if hot else ()),
         f"{info.extents:,}", f"{len(info.checkpoints):,}", age_text(now - info.parked),
         "never" if info.taken is None else age_text(now - info.taken), "yes" if info.pinned else "",
     )  # fmt: skip
+
+
+def _tokens_text(info: ConversationInfo) -> str:
+    sound = "" if info.usable_tokens == info.tokens else f"{info.usable_tokens:,} of "
+    return f"{sound}{info.tokens:,}"
 
 
 def print_conversation(
@@ -136,7 +141,7 @@ def print_conversation(
         [
             ("ID", visible(info.conversation)),
             ("Namespace", visible(info.namespace) or "(none)"),
-            ("Tokens", f"{info.tokens:,}"),
+            ("Tokens", _tokens_text(info) + _usable_text(info)),
             ("Size", size_text(info.bytes)),
             ("Owned alone", f"{size_text(info.owned_bytes)} (what dropping it would free)"),
             *(_hot_figures(info) if hot else ()),
@@ -150,6 +155,12 @@ def print_conversation(
     _print_version("Newest version", row.version, geometry)
     if row.fallback is not None:
         _print_version("Kept until the newest version is synced", row.fallback, geometry)
+
+
+def _usable_text(info: ConversationInfo) -> str:
+    if info.usable_tokens == info.tokens:
+        return ""
+    return "; what follows the first is in quarantine: its bytes are not those that were parked"
 
 
 def _hot_figures(info: ConversationInfo) -> list[tuple[str, str]]:
@@ -197,6 +208,7 @@ def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
             ("Used", size_text(use.used) + share),
             ("Free", "unknown" if use.free is None else size_text(use.free)),
             ("Fragmentation", _fragmentation_text(use)),
+            *([("Corrupt", _bad_text(view))] if view.bad else []),
             ("Path", _path_text(view.owner, view.stats)),
             ("Model", visible(layout.model)),
             ("Fingerprint", layout.fingerprint),
@@ -230,6 +242,11 @@ def medium_text(medium: Medium) -> str:
         return text
     reach = "also on other hosts" if medium.locks_across_hosts else "on this host only, as far as can be told"
     return f"{text}; shared: its locks hold {reach}"
+
+
+def _bad_text(view: PoolView) -> str:
+    blocks = sum(bad.kind == "blocks" for bad in view.bad)
+    return f"{blocks:,} blocks and {len(view.bad) - blocks:,} checkpoints in quarantine; verify names what it finds"
 
 
 def _fragmentation_text(use: SpaceUse) -> str:
@@ -296,6 +313,8 @@ def _counters(stats: PoolStats) -> list[tuple[str, str]]:
         ("Failed transfers", f"{stats.failures:,}"),
         ("Under way", f"{stats.transfers:,} transfers, {stats.leases:,} leases"),
         ("Quarantined", size_text(stats.quarantined)),
+        ("Checked by takes", f"{size_text(stats.bytes_verified)}, {stats.mismatches:,} takes found other bytes"),
+        ("Without checksums", size_text(stats.unverified)),
         *(_between_tiers(stats) if any(tier.name == "hot" for tier in stats.tiers) else ()),
     ]
 
