@@ -31,6 +31,10 @@ _logger = logging.getLogger("mmkv")
 
 Words = npt.NDArray[np.int64]
 
+# An array of ctypes would be of a new type for each size, which takes ten times as long to make.
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_READ_ONLY = 0x100
 # Arrays of the computation without the library stay in the processor's cache.
 _SLICE = 1 << 20
 _ONES = 0xFFFFFFFF
@@ -194,7 +198,7 @@ def host_checksums(parts: Parts, values: npt.ArrayLike | None = None, *, threads
 def _checksum_span(parts: Parts, span: slice, results: Values) -> None:
     columns = (parts.units[span].tolist(), parts.addresses[span].tolist(), parts.sizes[span].tolist())
     for unit, address, size in zip(*columns, strict=True):
-        results[unit] = crc32c((ctypes.c_char * size).from_address(address), int(results[unit]))
+        results[unit] = crc32c(_view(address, size, _READ_ONLY), int(results[unit]))
 
 
 def _remainder(octets: npt.NDArray[np.uint8]) -> int:
