@@ -75,7 +75,7 @@ def combine(first: npt.ArrayLike, second: npt.ArrayLike, second_bytes: npt.Array
     return joined
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Parts:
     """Units in memory, each of which is the bytes of its parts in their order.
 
@@ -120,7 +120,7 @@ class Parts:
         count = int(units[-1]) + 1 if len(units) else 0
         return cls(addresses[runs] + starts - (ends - sizes)[runs], np.diff(cuts), units, count)
 
-    @property
+    @functools.cached_property
     def unit_sizes(self) -> Words:
         """Bytes of each unit."""
         return np.diff(self._unit_ends, prepend=0)
@@ -128,12 +128,20 @@ class Parts:
     @property
     def behind(self) -> Words:
         """For each part, how many bytes of its unit come behind it."""
-        return self._unit_ends[self.units] - np.cumsum(self.sizes)
+        return self._unit_ends[self.units] - self._ends[1:]
 
-    @property
+    @functools.cached_property
+    def _ends(self) -> Words:
+        ends = np.zeros(len(self.sizes) + 1, dtype=np.int64)
+        np.cumsum(self.sizes, out=ends[1:])
+        return ends
+
+    @functools.cached_property
     def _unit_ends(self) -> Words:
-        ends = np.append(0, np.cumsum(self.sizes))
-        return ends[np.searchsorted(self.units, np.arange(self.count), side="right")]
+        # Most often each unit is one part.
+        if len(self.units) == self.count and bool((self.units == np.arange(self.count)).all()):
+            return self._ends[1:]
+        return self._ends[np.searchsorted(self.units, np.arange(self.count), side="right")]
 
 
 class UnitStream:

@@ -313,8 +313,12 @@ class DigestKernel:
         table = shape.table(parts)
         # A checksum starts and ends with inverted bits; what comes of those depends on the unit's size alone.
         results = np.zeros(parts.count + parts.count % 2, dtype=np.uint32)
-        before = np.zeros(parts.count, np.uint32) if values is None else np.asarray(values, np.uint32)
-        results[: parts.count] = shift(before ^ _ONES, parts.unit_sizes) ^ _ONES
+        if values is None:
+            # Most units are of a few sizes.
+            sizes, which = np.unique(parts.unit_sizes, return_inverse=True)
+            results[: parts.count] = np.array([_of_zeros(size) for size in sizes.tolist()], dtype=np.uint32)[which]
+        else:
+            results[: parts.count] = shift(np.asarray(values, np.uint32) ^ _ONES, parts.unit_sizes) ^ _ONES
         words = np.concatenate((table, results.view(np.int64)))
         given, there, staged = (
             cuda.pinned(words.nbytes),
@@ -331,6 +335,12 @@ class DigestKernel:
             cuda.launch(function, blocks, shape.threads, arguments, stream)
         _move(mover, on_device, staged.ptr, len(results) // 2, stream)
         return Digest(staged, parts.count, (given, there))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _of_zeros(size: int) -> int:
+    """The checksum of so many zeros."""
+    return int(shift(_ONES, size)) ^ int(_ONES)
 
 
 def _move(mover: Any, source: int, target: int, words: int, stream: Any) -> None:
