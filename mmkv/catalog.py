@@ -253,6 +253,8 @@ class Catalog:
                     self._db.execute(
                         f"PRAGMA wal_autocheckpoint = {min(max(pages, _LEAST_LOG_PAGES), _MOST_LOG_PAGES)}"
                     )
+                # Only a read opens the log.
+                self._db.execute("PRAGMA user_version").fetchall()
         except BaseException:
             self._db.close()
             raise

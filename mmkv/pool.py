@@ -1258,6 +1258,7 @@ class Pool:
         if self._closed is not None:
             raise PoolClosed(f"the pool at {self.path} cannot be used: {self._closed}")
         with self._lock:
+            self._catalog.require_there()
             if self._readonly:
                 self._release_orphans()
                 self._reload()

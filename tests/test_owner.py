@@ -73,16 +73,46 @@ def test_creators_that_race_make_one_pool(path: Path) -> None:
     pools[0].close()
 
 
-def test_a_catalog_that_is_deleted_is_missed_at_once(path: Path) -> None:
-    with opened(path) as pool:
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_catalog_that_is_gone_is_missed_at_once(path: Path, suffix: str, how: str) -> None:
+    with opened(path) as pool, mmkv.Pool.open(path, readonly=True) as reader:
         park(pool, "a", ids_of((1, 600)))
-        kept = (path / "catalog.sqlite3").rename(path / "kept")
-        with pytest.raises(mmkv.PoolCorrupt, match="deleted or replaced"):
-            park(pool, "b", ids_of((2, 600)))
-        with pytest.raises(mmkv.PoolCorrupt, match="deleted or replaced"):
-            pool.take("a", make_slot(UNIFORM, 700))
-        kept.rename(path / "catalog.sqlite3")
+        match = pool.match(ids_of((1, 600)))
+        file = path / f"catalog.sqlite3{suffix}"
+        kept = file.rename(path / "kept")
+        if how == "replaced":
+            file.write_bytes(kept.read_bytes())
+        for call in (
+            lambda: park(pool, "b", ids_of((2, 600))),
+            lambda: pool.take("a", make_slot(UNIFORM, 700)),
+            lambda: pool.take(match, make_slot(UNIFORM, 700)),
+            lambda: pool.match(ids_of((1, 600))),
+            lambda: pool.drop("a"),
+            lambda: pool.fork("a", "b"),
+            lambda: pool.pin("a"),
+            lambda: pool.resize("5MiB"),
+            lambda: pool.info("a"),
+            lambda: "a" in pool,
+            lambda: reader.match(ids_of((1, 600))),
+            reader.conversations,
+        ):
+            with pytest.raises(mmkv.PoolCorrupt, match="deleted or replaced"):
+                call()
+        kept.rename(file)
+        assert pool.conversations() == reader.conversations() == ["a"]
         park(pool, "b", ids_of((2, 600)))
+        match.close()
+
+
+def test_a_pool_whose_catalog_is_gone_is_closed_all_the_same(path: Path) -> None:
+    pool = opened(path)
+    park(pool, "a", ids_of((1, 600)))
+    kept = (path / "catalog.sqlite3").rename(path / "kept")
+    with pytest.raises(mmkv.PoolCorrupt, match="deleted or replaced"):
+        pool.close()
+    kept.rename(path / "catalog.sqlite3")
+    opened(path).close()
 
 
 def test_a_pool_that_shrinks_while_a_segment_is_allocated_stays_within_its_capacity(
