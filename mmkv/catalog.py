@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import sqlite3
@@ -23,6 +24,7 @@ from mmkv.distrust import bounded_rows, limit_values, refuse_other_files, schema
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
 from mmkv.geometry import Extent
 from mmkv.medium import medium_of
+from mmkv.refused import lacks_files, refusal
 from mmkv.reserve import Reserve, headroom
 
 __all__ = ["Catalog", "Checkpoint", "ConversationRow", "Request", "Resident", "VersionRow"]
@@ -40,6 +42,8 @@ _PAGE_BYTES = 4096
 _LEAST_LOG_PAGES, _MOST_LOG_PAGES = 16, 1000
 # What SQLite's index of a write-ahead log takes, and a log.
 _LOG_BYTES = 64 << 10
+# What it keeps open: the database, its log or journal, the index, and a directory.
+_FILES = 4
 _SET_PROPERTY = "INSERT INTO properties VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 # Of `tier`, 0 is the pool's own files, which hold every version, and 1 the hot ones, which have segments of their own.
@@ -290,7 +294,10 @@ class Catalog:
             least = {sqlite3.SQLITE_IOERR: _LEAST_FREE_BYTES, sqlite3.SQLITE_CANTOPEN: _LOG_BYTES}.get(_primary(code))
             if code == sqlite3.SQLITE_FULL or (least is not None and _is_full(self.path, least)):
                 raise PoolFull(f"no room on the file system of {self.path}: free some space") from error
-            raise MmkvError(f"the catalog {self.path} cannot be used: {error}") from error
+            what = f"the catalog {self.path} cannot be used"
+            if _primary(code) == sqlite3.SQLITE_CANTOPEN and lacks_files(_FILES):
+                raise refusal(what, OSError(errno.EMFILE, "")) from error
+            raise MmkvError(f"{what}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise PoolCorrupt(f"the catalog {self.path} is damaged: {error}") from error
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmkv.errors import LayoutMismatch, MmkvError, PoolCorrupt, PoolLocked
+from mmkv.errors import LayoutMismatch, PoolCorrupt, PoolLocked
 from mmkv.geometry import Geometry
 from mmkv.layout import Layout
 from mmkv.medium import medium_of
+from mmkv.refused import is_short_of_files, refusal
 
 __all__ = [
     "FORMAT",
@@ -106,7 +107,7 @@ def require_place(path: Path, elsewhere: Path) -> None:
     except FileNotFoundError:
         raise ValueError(f"{elsewhere.parent} does not exist: make it for the catalog, with mode 0700") from None
     except OSError as error:
-        raise MmkvError(f"{elsewhere.parent} cannot be read: {error.strerror}") from error
+        raise refusal(f"{elsewhere.parent} cannot be read", error) from error
     _require_own(elsewhere.parent, status)
 
 
@@ -128,7 +129,7 @@ def prepare(path: Path, *, create: bool) -> None:
     except FileNotFoundError:
         raise PoolCorrupt(f"{path} does not exist: give a layout and a capacity to create a pool there") from None
     except OSError as error:
-        raise MmkvError(f"{path} cannot be {'made' if create else 'read'}: {error.strerror}") from error
+        raise refusal(f"{path} cannot be {'made' if create else 'read'}", error) from error
     if not stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{path} is not a directory: a pool is a directory")
     _require_own(path, status)
@@ -222,6 +223,8 @@ def read_description(path: Path) -> Description:
     except FileNotFoundError:
         raise PoolCorrupt(f"{path} is not a pool: it has no {_NAME}") from None
     except OSError as error:
+        if is_short_of_files(error):
+            raise refusal(f"{file} cannot be read", error) from error
         raise PoolCorrupt(f"{file} cannot be read: {error.strerror}") from error
     with os.fdopen(fd, "rb") as stream:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -322,7 +325,7 @@ class OwnerLock:
             # File systems on other hosts may lock files only: those that can be written.
             if len(self._fds) < 2:
                 self.release()
-                raise MmkvError(f"cannot lock {file}: {error.strerror}") from error
+                raise refusal(f"cannot lock {file}", error) from error
         except BaseException:
             self.release()
             raise
@@ -391,6 +394,8 @@ def owner_pid(path: Path) -> int | None:
         fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise refusal(f"cannot open {path / 'lock'}", error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmkv.errors import PoolCorrupt
+from mmkv.refused import is_short_of_files, refusal
 from mmkv.reserve import RESERVE_SUFFIX
 
 __all__ = ["bounded_rows", "limit_values", "refuse_other_files", "schema_of"]
@@ -50,7 +51,9 @@ def refuse_other_files(path: Path) -> None:
     journal = path.with_name(path.name + "-journal")
     try:
         fd = os.open(journal, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    except OSError as error:
+        if is_short_of_files(error):
+            raise refusal(f"{journal} cannot be looked at", error) from error
         return
     with os.fdopen(fd, "rb") as stream:
         status = os.fstat(fd)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmkv.refused import is_short_of_files, refusal
+
 __all__ = ["Medium", "available_ram", "boot_id", "medium_of"]
 
 _PROC = Path("/proc")
@@ -130,11 +132,7 @@ class _Mount:
 
 def _mounts() -> Iterator[_Mount]:
     """The mounts of this process, as /proc/self/mountinfo lists them."""
-    try:
-        lines = (_PROC / "self/mountinfo").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in _text(_PROC / "self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         fields, rest = left.split(" "), right.split(" ")
         if len(fields) < 6 or not rest[0]:
@@ -156,10 +154,7 @@ def _free_huge_pages(page_bytes: int) -> int:
 @functools.cache
 def boot_id() -> str:
     """What tells this boot of the machine from others. Where the system does not say, every process is a boot."""
-    try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return str(uuid.uuid4())
+    return _text(_PROC / "sys/kernel/random/boot_id").strip() or str(uuid.uuid4())
 
 
 def available_ram() -> int:
@@ -178,10 +173,7 @@ def _mem_available() -> int:
 
 def _memory_cgroups() -> Iterator[tuple[Path, bool]]:
     """The memory cgroups of this process and their parents, each with whether it is of version 2."""
-    try:
-        lines = (_PROC / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return
+    lines = _text(_PROC / "self/cgroup").splitlines()
     mounts = list(_mounts())
     for line in lines:
         _, controllers, name = line.split(":", 2)
@@ -209,17 +201,27 @@ def _cgroup_room(directory: Path, v2: bool) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
+    text = _text(file).strip()
     return int(text) if text.isdigit() else None
 
 
 def _amounts(file: Path) -> dict[str, int]:
     """The lines of a file that start with a name and a number."""
-    try:
-        rows = [line.split() for line in file.read_text().splitlines()]
-    except OSError:
-        return {}
+    rows = [line.split() for line in _text(file).splitlines()]
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _text(file: Path) -> str:
+    """What a file of the system's says; nothing, where this system has none or keeps it to itself.
+
+    Raises
+    ------
+    MmkvError
+        The process may open no file: what it says is not known.
+    """
+    try:
+        return file.read_text()
+    except OSError as error:
+        if is_short_of_files(error):
+            raise refusal(f"cannot read {file}", error) from error
+        return ""

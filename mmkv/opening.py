@@ -10,11 +10,12 @@ from pathlib import Path
 
 from mmkv import directory
 from mmkv.catalog import Catalog, ConversationRow
-from mmkv.errors import PoolCorrupt, PoolFull
+from mmkv.errors import PoolCorrupt
 from mmkv.geometry import Extent, choose_geometry
 from mmkv.layout import Layout
 from mmkv.ledger import Ledger
 from mmkv.medium import Medium, boot_id, medium_of
+from mmkv.refused import refusal
 from mmkv.space import Space
 from mmkv.unit_table import read_bad
 from mmkv.warming import OpenedHot, forget_hot, give_up_hot, is_whole, open_hot, stored_hot
@@ -275,7 +276,7 @@ def _create(path: Path, layout: Layout | None, capacity: int | None, elsewhere: 
         description = directory.describe(layout, geometry, catalog_elsewhere=elsewhere is not None)
         directory.write_description(path, description)
     except OSError as error:
-        raise PoolFull(f"cannot create a pool at {path}: {error.strerror}") from error
+        raise refusal(f"cannot create a pool at {path}", error) from error
 
 
 def _holds_nothing(path: Path) -> bool:

@@ -57,6 +57,7 @@ from mmkv.parking import Park
 from mmkv.placement import Placement
 from mmkv.plan import layer_copies
 from mmkv.prefix import as_token_ids
+from mmkv.refused import refusals
 from mmkv.room import Room
 from mmkv.route import Route, plan_route
 from mmkv.sizes import as_count, parse_bytes, round_up
@@ -306,12 +307,13 @@ class Pool:
         elsewhere = None if catalog is None else _absolute(catalog, "catalog")
         hot_size = None if hot_capacity is None else parse_bytes(hot_capacity, "hot_capacity")
         hot_path = None if hot is None or hot is False else _absolute(hot, "hot")
-        if readonly:
-            opened = open_reader(where, layout, elsewhere)
-        else:
-            if hot is not None and (former := hot_of(where, elsewhere)) is not None and former != hot_path:
-                _leave_hot(cls, where, layout, elsewhere)
-            opened = open_owner(where, layout, size, free, elsewhere, (hot_path, hot_size))
+        with refusals(f"cannot open the pool at {where}"):
+            if readonly:
+                opened = open_reader(where, layout, elsewhere)
+            else:
+                if hot is not None and (former := hot_of(where, elsewhere)) is not None and former != hot_path:
+                    _leave_hot(cls, where, layout, elsewhere)
+                opened = open_owner(where, layout, size, free, elsewhere, (hot_path, hot_size))
         try:
             # Path and hot tier may lie on different media, whose stores differ.
             movers = Movers(where, opened.medium, store, lanes, opened.space.allocated)

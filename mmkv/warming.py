@@ -14,9 +14,10 @@ from typing import Any
 
 from mmkv import directory
 from mmkv.catalog import Catalog, Resident
-from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
+from mmkv.errors import PoolCorrupt
 from mmkv.geometry import Geometry, choose_geometry
 from mmkv.medium import Medium, boot_id, medium_of
+from mmkv.refused import is_short_of_files, refusal
 from mmkv.space import Space
 
 __all__ = [
@@ -170,7 +171,7 @@ def open_hot(
                     path, geometry, catalog, medium, capacity=capacity, min_free_ram=min_free_ram, create=True, tier=1
                 )
             except OSError as error:
-                raise PoolFull(f"cannot make the hot tier at {path}: {error.strerror}") from error
+                raise refusal(f"cannot make the hot tier at {path}", error) from error
             undo.callback(space.close)
         space.trim()
         opened = OpenedHot(path, pool, medium, space, lock, residents, max(generations))
@@ -299,7 +300,7 @@ def _claim(opened: OpenedHot, description: directory.Description, catalog: Catal
     try:
         _write_claim(opened.path, json.dumps(value).encode().ljust(_LEAST_BYTES))
     except OSError as error:
-        raise PoolFull(f"cannot write {opened.path / _NAME}: {error.strerror}") from error
+        raise refusal(f"cannot write {opened.path / _NAME}", error) from error
     catalog.set_property("hot_generations", [opened.generation])
 
 
@@ -324,8 +325,13 @@ def read_claim(path: Path) -> Claim | None:
     """What `hot.json` says; `None` where there is none that makes sense."""
     try:
         fd = os.open(path / _NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (OSError, ValueError):
-        # A name that no file can have, among others.
+    except ValueError:
+        # A name that no file can have.
+        return None
+    except OSError as error:
+        if is_short_of_files(error):
+            # What is there is not known: nothing may be forgotten for it.
+            raise refusal(f"{path / _NAME} cannot be read", error) from error
         return None
     with os.fdopen(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -361,4 +367,4 @@ def _clear(path: Path) -> None:
                 raise ValueError(f"{file} is not of a hot tier: choose an empty directory")
             file.unlink()
     except OSError as error:
-        raise MmkvError(f"cannot clear {path}: {error.strerror}") from error
+        raise refusal(f"cannot clear {path}", error) from error

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
+from mmkv.refused import refusal
 from mmkv.store.unbuffered import PAGE, Unbuffered
 
 __all__ = ["PoolFile"]
@@ -271,9 +272,4 @@ def _open_error(path: Path, error: OSError) -> Exception:
         return PoolCorrupt(f"{path} is missing")
     if error.errno == errno.ELOOP:
         return PoolCorrupt(f"{path} is a symbolic link: a pool's files are plain files")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return MmkvError(
-            f"cannot open {path}: too many open files. A pool keeps one or two open for each layer: "
-            "raise the limit (ulimit -n)"
-        )
-    return MmkvError(f"cannot open {path}: {error.strerror}")
+    return refusal(f"cannot open {path}", error)
