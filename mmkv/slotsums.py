@@ -80,6 +80,10 @@ class SlotSums:
         size = rows * sum(unit.bytes for unit in self._columns.blocks[self._columns.planes[layer]])
         return size + sum(buffer.bytes for buffer in self._layer_states(layer).values())
 
+    def has_states(self, layer: int) -> bool:
+        """Whether a layer has states that are summed."""
+        return bool(self._layer_states(layer))
+
     def device(self, layer: int) -> int | None:
         """The device that a layer lies on; `None` for the host, and for one without arrays."""
         arrays = (*self._planes[layer].values(), *self._layer_states(layer).values())

@@ -36,8 +36,9 @@ class Summing:
     stores_by_layer : sequence of int
         How many stores move a part of each layer.
     first : bool
-        Whether a layer counts as landed only when its checksums were taken: in a park, whose slot may be overwritten
-        from then on. A layer of a take can be used at once.
+        Whether every layer counts as landed only when its checksums were taken: in a park, whose slot may be
+        overwritten from then on. Rows of a take stay as they are when their layer is used, so that it can be at once;
+        its states do not, so that a layer whose states are summed has to wait, too.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Summing:
     ) -> None:
         self._whole = whole
         self._sums = sums
-        self._first = first
+        self._first = [first or any(one.has_states(layer) for one in sums) for layer in range(len(stores_by_layer))]
+        self._together = first
         self._missing = list(stores_by_layer)
         self._left = sum(1 for stores in stores_by_layer if stores)
         self._waiting: dict[int, list[int]] = {}
@@ -61,7 +63,7 @@ class Summing:
 
     def submitted(self, layer: int, event: Event) -> None:
         """See `Progress.submitted`."""
-        if not self._first:
+        if not self._first[layer]:
             self._whole.submitted(layer, event)
 
     def landed(self, layer: int) -> None:
@@ -71,7 +73,7 @@ class Summing:
             whole = self._missing[layer] == 0
             self._left -= whole
             due = self._due(layer) if whole else []
-        if not self._first or not whole:
+        if not self._first[layer] or not whole:
             self._whole.landed(layer)
         for layers in due:
             self._take(layers)
@@ -85,7 +87,10 @@ class Summing:
         else:
             waiting = self._waiting.setdefault(device, [])
             waiting.append(layer)
-            if self._left < _LAST_LAYERS or sum(map(self._sums[0].layer_bytes, waiting)) >= _LAUNCH_BYTES:
+            # Who takes waits for a layer's states.
+            urgent = self._first[layer] and not self._together
+            urgent = urgent or self._left < _LAST_LAYERS
+            if urgent or sum(map(self._sums[0].layer_bytes, waiting)) >= _LAUNCH_BYTES:
                 due.append(self._waiting.pop(device))
         if self._left == 0:
             due += self._waiting.values()
@@ -103,6 +108,6 @@ class Summing:
                 TransferError(f"layers {layers[0]} to {layers[-1]}: their checksums could not be taken: {error}")
             )
             return
-        if self._first:
-            for layer in layers:
+        for layer in layers:
+            if self._first[layer]:
                 self._whole.landed(layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from benchmarks.corruptions import KINDS, Trials
 from mmkv.exporting import export_conversation
 from mmkv.geometry import Extent
 from mmkv.layout import Layout
+from mmkv.slotsums import SlotSums
 from mmkv.unit_table import read_bad, read_units
 from tests.computed import HYBRID, ONLY_STATES, UNIFORM, Ids, assert_holds, assert_parked, ids_of, make_slot, park
 
@@ -96,6 +98,28 @@ def test_the_error_names_layer_plane_and_tokens(pool: mmkv.Pool, xp: ModuleType)
     with pytest.raises(mmkv.ConversationCorrupt, match="layer 2, 'scale', tokens 512 to 1023") as caught:
         pool.take("chat", make_slot(UNIFORM, 1300, xp)).result(30)
     assert (caught.value.layer, caught.value.plane, caught.value.tokens) == (2, "scale", (512, 1024))
+
+
+@pytest.mark.parametrize("layout", [HYBRID, ONLY_STATES], ids=lambda layout: layout.model)
+def test_an_engine_may_change_a_state_as_soon_as_its_layer_is_there(
+    pool_dir: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ids_of((1, 900))
+    with mmkv.Pool.open(pool_dir, layout, capacity="8MiB", verify="always") as pool:
+        park(pool, "chat", ids)
+        slot = make_slot(layout, 903)
+        sum_up = SlotSums.take
+
+        def late(self: SlotSums, layers: Any) -> None:
+            time.sleep(0.02)
+            sum_up(self, layers)
+
+        monkeypatch.setattr(SlotSums, "take", late)
+        transfer = pool.take("chat", slot)
+        for layer in transfer:
+            for state in slot.state[layer].values():
+                state.view(np.uint8)[...] ^= 0xFF
+        transfer.result(30)
 
 
 @pytest.mark.parametrize("layout", [HYBRID, ONLY_STATES], ids=lambda layout: layout.model)

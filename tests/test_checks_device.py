@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import mmkv
+from mmkv import device as cuda
 from mmkv.ahead import SummingAhead
 from mmkv.slotsums import SlotSums
 from mmkv.summing import Summing
@@ -62,6 +64,32 @@ def take(pool: mmkv.Pool, cuda: SimulatedCuda, ids: Ids, devices: list[int | Non
     have = receipt.tokens - receipt.tokens_written
     assert_holds(off_devices(slot), ids[: receipt.tokens], have=have, fill=0xAA)
     return receipt
+
+
+@pytest.mark.parametrize("devices", DEVICES, ids=str)
+def test_an_engine_may_change_a_state_as_soon_as_its_layer_is_there(
+    pool: mmkv.Pool, simulated_cuda: SimulatedCuda, devices: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ids_of((1, 900))
+    park(pool, simulated_cuda, ids, devices)
+    slot = on_devices(HYBRID, simulated_cuda, make_slot(HYBRID, 903), devices)
+    sum_up = SlotSums.take
+
+    def late(self: SlotSums, layers: Any) -> None:
+        time.sleep(0.02)
+        sum_up(self, layers)
+
+    monkeypatch.setattr(SlotSums, "take", late)
+    transfer = pool.take("chat", slot)
+    for layer, states in enumerate(slot.state):
+        device = devices[layer % len(devices)]
+        stream = None if device is None else cuda.new_stream(device)
+        transfer.wait(layer, stream)
+        if stream is not None:
+            stream.synchronize()
+        for state in states.values():
+            getattr(state, "values", state).view(np.uint8)[...] ^= 0xFF
+    transfer.result(30)
 
 
 @pytest.mark.parametrize("devices", DEVICES, ids=str)
@@ -207,6 +235,9 @@ def test_layers_on_a_device_are_summed_some_at_once(simulated_cuda: SimulatedCud
     class Sums(SlotSums):
         def __init__(self) -> None:
             self.taken: list[list[int]] = []
+
+        def has_states(self, layer: int) -> bool:
+            return False
 
         def device(self, layer: int) -> int | None:
             return None if layer == 4 else layer % 2
