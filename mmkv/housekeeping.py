@@ -12,6 +12,7 @@ from typing import Any
 from mmkv.catalog import Catalog
 from mmkv.errors import ConversationNotFound, MmkvError
 from mmkv.info import PoolStats
+from mmkv.refused import started
 from mmkv.traffic import Traffic
 
 __all__ = ["Housekeeping"]
@@ -61,8 +62,7 @@ class Housekeeping:
         self._noted_at = 0.0
         self._seen_changes = -1
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mmkv-housekeeping", daemon=True)
-        self._thread.start()
+        self._thread = started(self._run, "mmkv-housekeeping")
 
     def note_use(self, name: str, taken: float | None, used: int) -> None:
         """Let the catalog know of a use at the next tick."""

@@ -41,12 +41,14 @@ class Opened:
 
     def close(self) -> None:
         """Close the files and the catalog, and give the locks up."""
-        if self.hot is not None:
-            self.hot.close()
-        self.space.close()
-        self.catalog.close()
-        if self.lock is not None:
-            self.lock.release()
+        with contextlib.ExitStack() as closing:
+            # Whatever cannot be closed, the locks go.
+            if self.lock is not None:
+                closing.callback(self.lock.release)
+            closing.callback(self.catalog.close)
+            closing.callback(self.space.close)
+            if self.hot is not None:
+                closing.callback(self.hot.close)
 
 
 def open_owner(

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,7 +57,7 @@ from mmkv.parking import Park
 from mmkv.placement import Placement
 from mmkv.plan import layer_copies
 from mmkv.prefix import as_token_ids
-from mmkv.refused import refusals
+from mmkv.refused import refusals, started
 from mmkv.room import Room
 from mmkv.route import Route, plan_route
 from mmkv.sizes import as_count, parse_bytes, round_up
@@ -146,8 +146,23 @@ class Pool:
         self._housekeeping: Housekeeping | None = None
         self._expiry: Expiry | None = None
         self._seen_changes = -1
+        # Those that a caller, or rewarming, asked for: nothing is lost without them.
+        self._prefetches: weakref.WeakSet[Transfer] = weakref.WeakSet()
+        self._rewarming: threading.Thread | None = None
         if not self._readonly:
             self._begin_wiping(wipe_on_drop)
+        try:
+            self._start(max_idle, rewarm=rewarm)
+        except BaseException:
+            self._closed = "its opening failed"
+            self._stop()
+            raise
+        _open_pools.add(self)
+
+    def _start(self, max_idle: float | None, *, rewarm: bool) -> None:
+        """Start the threads of an owner."""
+        self._writer.start()
+        if not self._readonly:
             owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
             self._catalog.set_property("owner", owner)
             if max_idle is not None:
@@ -170,11 +185,17 @@ class Pool:
                     *expire,
                 ),
             )
-        _open_pools.add(self)
-        self._rewarming: threading.Thread | None = None
         if rewarm and self._hot is not None:
-            self._rewarming = threading.Thread(target=self._rewarm, name="mmkv-rewarm", daemon=True)
-            self._rewarming.start()
+            self._rewarming = started(self._rewarm, "mmkv-rewarm")
+
+    def _stop(self) -> None:
+        """Stop the threads, and wait for them; the catalog learns what it has still to."""
+        with ExitStack() as stopping:
+            if self._housekeeping is not None:
+                stopping.callback(self._housekeeping.stop)
+            # Under the eyes of housekeeping: what hangs passes its deadline.
+            stopping.callback(self._traffic.wait_until_quiet)
+            stopping.callback(self._writer.stop)
 
     def _begin_wiping(self, wanted: bool) -> None:
         """Overwrite what is dropped from now on, and what was before, unless that is known to be done."""
@@ -1104,6 +1125,7 @@ class Pool:
         except BaseException:
             self._release_lease(self._ledger, version)
             raise
+        self._prefetches.add(transfer)
         transfer.begin()
         records = block_numbers(version.records)
         numbers: dict[Kind, Any] = {"blocks": block_numbers(version.extents), "checkpoints": records[-1:]}
@@ -1178,31 +1200,31 @@ class Pool:
     def close(self) -> None:
         """Wait for what is under way, bring everything to the medium, and close. A second call does nothing.
 
-        The lock is kept while a transfer is in quarantine, whose hardware may still write to the files.
+        Prefetches and rewarming are cancelled. The lock is kept while a transfer is in quarantine, whose hardware may
+        still write to the files.
+
+        Raises
+        ------
+        MmkvError
+            Something could not be brought to the medium, or noted; the pool is closed all the same.
         """
         with self._lock:
             if self._closed is not None:
                 return
             self._closed = "it was closed"
-        if self._rewarming is not None and self._rewarming is not threading.current_thread():
-            self._rewarming.join()
-        self._traffic.wait_until_quiet()
-        try:
-            # Under the eyes of housekeeping: what hangs passes its deadline.
+        # Whatever fails, or is interrupted, the others are done.
+        with ExitStack() as ending:
+            ending.callback(self._leave)
+            ending.callback(self._stop)
+            for prefetch in list(self._prefetches):
+                prefetch.cancel()
+            if self._rewarming is not None and self._rewarming is not threading.current_thread():
+                self._rewarming.join()
+            self._traffic.wait_until_quiet()
             if not self._readonly and (self._hot is not None or not self._opened.medium.in_ram):
                 self._writer.bring(list(self._ledger.conversations.values()))
             if self._space.wipes:
                 self._wipe_all()
-        finally:
-            self._writer.stop()
-            self._traffic.wait_until_quiet()
-            if self._housekeeping is not None:
-                self._housekeeping.stop()
-            with self._lock:
-                # What is in quarantine may still write to the files: nobody else may own them before it has ended.
-                self._lingering = not self._traffic.is_quiet
-                if not self._lingering:
-                    self._let_go()
 
     def __enter__(self) -> Pool:
         return self
@@ -1230,19 +1252,26 @@ class Pool:
                 tier.settle()
             self._catalog.set_property("wiped", True)
 
+    def _leave(self) -> None:
+        """Let go of the files, now or when what is in quarantine has ended."""
+        with self._lock:
+            # It may still write to the files: nobody else may own them before.
+            self._lingering = not self._traffic.is_quiet
+            if not self._lingering:
+                self._let_go()
+
     def _let_go(self) -> None:
-        """Close the files and give the lock up."""
-        self._movers.close()
-        self._checks.close()
-        try:
+        """Close the files and give the lock up, whatever fails."""
+        with ExitStack() as ending:
+            ending.callback(_open_pools.discard, self)
+            ending.callback(self._opened.close)
             if self._hot is not None and self._hot_movers is not None and self._opened.hot is not None:
-                self._hot_movers.close()
-                self._hot.close()
                 dirty = any(residents.dirty_count for residents in self._hot.residents.values())
-                close_hot(self._opened.hot, self._opened.description, self._catalog, dirty=dirty)
-        finally:
-            self._opened.close()
-            _open_pools.discard(self)
+                ending.callback(close_hot, self._opened.hot, self._opened.description, self._catalog, dirty=dirty)
+                ending.callback(self._hot.close)
+                ending.callback(self._hot_movers.close)
+            ending.callback(self._checks.close)
+            ending.callback(self._movers.close)
 
     def _require_owner(self) -> None:
         if self._closed is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from mmkv.errors import MmkvError, PoolFull
 
-__all__ = ["is_short_of_files", "lacks_files", "refusal", "refusals"]
+__all__ = ["is_short_of_files", "lacks_files", "refusal", "refusals", "started"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
@@ -40,6 +41,22 @@ def refusals(what: str) -> Iterator[None]:
 def is_short_of_files(error: OSError) -> bool:
     """Whether no file could be opened, whatever it is: that says nothing about the file."""
     return error.errno in _NO_FILES
+
+
+def started(run: Callable[[], None], name: str) -> threading.Thread:
+    """A daemon thread that was started.
+
+    Raises
+    ------
+    MmkvError
+        None is to be had.
+    """
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise MmkvError(f"the thread {name!r} cannot be started: {error}") from error
+    return thread
 
 
 def lacks_files(count: int) -> bool:

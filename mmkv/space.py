@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -429,8 +430,9 @@ class Space:
 
     def close(self) -> None:
         """Close all files."""
-        for file in self._opened:
-            file.close()
+        with contextlib.ExitStack() as closing:
+            for file in self._opened:
+                closing.callback(file.close)
 
     def full(self, what: str, blocks: int, records: int) -> PoolFull:
         """The error for a request that does not fit, in figures."""

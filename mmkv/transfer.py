@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mmkv import device as cuda
 from mmkv.errors import MmkvError, PoolClosed, TransferCancelled, TransferError, TransferTimeout
 from mmkv.info import TransferKind, TransferStats
+from mmkv.refused import started
 
 if TYPE_CHECKING:
     from mmkv.device import Event
@@ -362,7 +364,11 @@ class Transfer:
             self._call(callbacks)
         else:
             # Whoever looks after deadlines has others to look after.
-            threading.Thread(target=self._call, args=(callbacks,), name="mmkv-callbacks", daemon=True).start()
+            try:
+                started(partial(self._call, callbacks), "mmkv-callbacks")
+            except MmkvError:
+                # As at the interpreter's end, or at the limit of threads.
+                self._call(callbacks)
 
     def _call(self, callbacks: list[Callable[[Transfer], None]]) -> None:
         for callback in callbacks:

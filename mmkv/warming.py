@@ -63,8 +63,10 @@ class OpenedHot:
 
     def close(self) -> None:
         """Close the files and give the lock up."""
-        self.space.close()
-        self.lock.release()
+        try:
+            self.space.close()
+        finally:
+            self.lock.release()
 
 
 @dataclass(frozen=True)

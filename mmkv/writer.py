@@ -18,6 +18,7 @@ from mmkv.catalog import Catalog
 from mmkv.errors import MmkvError
 from mmkv.hot import Hot
 from mmkv.ledger import Conversation, Ledger, Version
+from mmkv.refused import started
 from mmkv.space import KINDS, Kind, Space
 from mmkv.store.posix import PosixStore
 from mmkv.traffic import Traffic
@@ -77,9 +78,11 @@ class Writer:
         self.error: str | None = None
         self.counters = dict.fromkeys(("spills", "bytes_spilled"), 0)
         self._thread: threading.Thread | None = None
-        if hot is not None:
-            self._thread = threading.Thread(target=self._run, name="mmkv-writer", daemon=True)
-            self._thread.start()
+
+    def start(self) -> None:
+        """Begin to write in the background, where there is a hot tier to write from."""
+        if self._hot is not None:
+            self._thread = started(self._run, "mmkv-writer")
 
     def notify(self) -> None:
         """There may be something to write."""

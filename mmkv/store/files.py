@@ -247,11 +247,13 @@ class PoolFile:
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
-        if self.unbuffered is not None:
-            self.unbuffered.close()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        try:
+            if self.unbuffered is not None:
+                self.unbuffered.close()
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
 
 def _address(view: memoryview) -> int:
