@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 PAGE = ROOT / "docs" / "performance.md"
 
-RESULT_NAMES = ("pool_vs_ram", "rotation", "tiers", "first_token")
+RESULT_NAMES = ("pool_vs_ram", "rotation", "tiers", "first_token", "multi_gpu")
 # Under which name a figure keeps the speed that its own is compared with: RAM's, the plain disk's, its own alone.
 _BESIDE = ("ram_gbps", "one_way_gbps", "plain_gbps", "alone_gbps")
 
