@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -961,7 +962,7 @@ class Pool:
             The file is damaged or no such file, or there is a conversation of that id.
         """
         self._require_owner()
-        with Parcel(Path(os.path.abspath(os.fspath(file))), self.layout, self.path) as parcel:
+        with Parcel(_absolute(file, "file"), self.layout, self.path) as parcel:
             name = _conversation_id(parcel.about.conversation if conversation is None else conversation)
             where = _text(parcel.about.namespace if namespace is None else namespace, "namespace", least=0)
             self._traffic.enter_park(name, self._require_owner)
@@ -1473,9 +1474,9 @@ def _absolute(path: str | os.PathLike[str], what: str) -> Path:
 def _require_seconds(value: object, what: str) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{what} must be seconds or None, not {value!r}")
-    if not value > 0:
+    if not float(value) > 0:
         raise ValueError(f"{what} must be positive seconds or None, not {value!r}")
 
 

@@ -56,20 +56,20 @@ def failing_once(owner: Any, name: str, error: BaseException, *, after: bool) ->
     return failing
 
 
-@pytest.mark.parametrize("error", [PoolFull("no room"), KeyboardInterrupt()], ids=["error", "interrupt"])
 @pytest.mark.parametrize(
-    ("owner", "name", "after"),
+    ("owner", "name", "after", "error"),
     [
-        (Traffic, "wait_until_quiet", False),
-        (Writer, "bring", False),
-        (Writer, "stop", True),
-        (Housekeeping, "stop", True),
-        (Movers, "close", True),
-        (Hot, "close", True),
-        (pool_module, "close_hot", False),
-        (PoolFile, "close", True),
-        (Space, "close", True),
-        (Catalog, "close", True),
+        (Traffic, "wait_until_quiet", False, KeyboardInterrupt()),
+        (Writer, "bring", False, PoolFull("no room")),
+        (Writer, "bring", False, KeyboardInterrupt()),
+        (Writer, "stop", True, KeyboardInterrupt()),
+        (Housekeeping, "stop", True, PoolFull("no room")),
+        (Movers, "close", True, MmkvError("stuck")),
+        (Hot, "close", True, MmkvError("stuck")),
+        (pool_module, "close_hot", False, PoolFull("no room")),
+        (PoolFile, "close", True, OSError(5, "Input/output error")),
+        (Space, "close", True, KeyboardInterrupt()),
+        (Catalog, "close", True, MmkvError("stuck")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mmkv
@@ -235,6 +236,15 @@ def test_arguments_of_open(path: Path, arguments: dict[str, Any], error: type[Ex
     given = {"path": path, "layout": UNIFORM, "capacity": "4MiB"} | arguments
     with pytest.raises(error, match=text):
         mmkv.Pool.open(**given)
+
+
+def test_seconds_may_be_of_numpy(path: Path) -> None:
+    mmkv.Pool.open(path, UNIFORM, capacity="4MiB", deadline=np.int64(5), max_idle=np.float32(900)).close()
+
+
+def test_a_file_to_import_that_is_no_text(path: Path) -> None:
+    with opened(path) as pool, pytest.raises(TypeError, match="file must be text or a path, not b'chat'"):
+        pool.import_file(b"chat")  # type: ignore[arg-type]
 
 
 def test_a_path_that_is_no_text(tmp_path: Path) -> None:

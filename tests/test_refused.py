@@ -43,7 +43,7 @@ def test_an_opening_without_descriptors_says_so(tmp_path: Path, ram_path: Path, 
     if how == "reader":
         options = {"readonly": True}
     errors: list[MmkvError] = []
-    for count in range(30):
+    for count in range(0, 30, 1 if how == "owner" else 3):
         if how == "creator":
             shutil.rmtree(path)
         before = len(os.listdir("/proc/self/fd"))
@@ -53,7 +53,7 @@ def test_an_opening_without_descriptors_says_so(tmp_path: Path, ram_path: Path, 
         except MmkvError as error:
             errors.append(error)
         assert len(os.listdir("/proc/self/fd")) == before
-    assert 4 < len(errors) < 30
+    assert 1 < len(errors) < 30
     assert {type(error) for error in errors} == {MmkvError}
     assert all("too many open files" in str(error) and "ulimit -n" in str(error) for error in errors)
 

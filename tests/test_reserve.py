@@ -99,8 +99,8 @@ class FullConnection:
         return self._real.execute(statement, *arguments)
 
 
-@pytest.fixture(params=["BEGIN", "COMMIT"])
-def full(request: pytest.FixtureRequest, path: Path) -> Iterator[mmkv.Pool]:
+@pytest.fixture
+def full(path: Path) -> Iterator[mmkv.Pool]:
     """A pool with five conversations whose catalog finds no space."""
     with mmkv.Pool.open(path, UNIFORM, capacity="8MiB") as pool:
         for number in range(5):
@@ -109,7 +109,7 @@ def full(request: pytest.FixtureRequest, path: Path) -> Iterator[mmkv.Pool]:
         pool.flush()
         catalog = pool._catalog
         with catalog._lock:
-            catalog._db = FullConnection(catalog._db, path / "catalog.sqlite3-reserve", request.param)  # type: ignore[assignment]
+            catalog._db = FullConnection(catalog._db, path / "catalog.sqlite3-reserve", "COMMIT")  # type: ignore[assignment]
         yield pool
 
 
@@ -170,7 +170,7 @@ def test_the_reserve_takes_what_there_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert reserve.path.stat().st_size == 0
 
 
-@pytest.mark.parametrize("mib", [1, 2, 4])
+@pytest.mark.parametrize("mib", [1, 2])
 def test_a_pool_that_fills_its_file_system_goes_on(mounted: Mounted, mib: int) -> None:
     place = mounted(mib=mib)
     with mmkv.Pool.open(place / "pool", UNIFORM, capacity="64MiB" if mib > 1 else "16MiB", min_free_ram=0) as pool:
@@ -265,7 +265,7 @@ def test_no_opening_dies_of_small_blocks(mounted: Mounted, tmp_path: Path, logge
             except mmkv.PoolFull:
                 print("full")
     """
-    for free in (0, 24):
+    for free in (12, 30):
         filler = fill(place, but=free << 10)
         command = [sys.executable, "-c", textwrap.dedent(code), str(place / "pool")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
