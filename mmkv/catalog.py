@@ -367,7 +367,7 @@ class Catalog:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _write(
+    def write(
         self, change: Callable[[sqlite3.Connection], _Result], *, synced: bool = False, needed: bool = False
     ) -> _Result:
         """A write transaction, tried again where the file system is full: with the room of the log and of the reserve.
@@ -489,7 +489,7 @@ class Catalog:
     def remove_segment(self, kind: str, number: int, tier: int = 0) -> None:
         """Forget a segment before its space is given back."""
         query = "DELETE FROM segments WHERE tier = ? AND kind = ? AND number = ?"
-        self._write(lambda db: db.execute(query, (tier, kind, number)), synced=tier == 0, needed=True)
+        self.write(lambda db: db.execute(query, (tier, kind, number)), synced=tier == 0, needed=True)
 
     def residents(self) -> list[Resident]:
         """What lies in the hot tier. Rows of numbers that no version holds mean nothing.
@@ -514,13 +514,13 @@ class Catalog:
     def change_residents(self, arrived: Iterable[Resident] = (), gone: Iterable[tuple[str, int]] = ()) -> None:
         """Note what arrived in the hot tier, and what is there no longer, in one transaction."""
         arrived, gone = list(arrived), list(gone)
-        self._write(lambda db: _change_residents(db, arrived, gone), needed=not arrived)
+        self.write(lambda db: _change_residents(db, arrived, gone), needed=not arrived)
 
     def mark_clean(self, numbers: Iterable[tuple[str, int]]) -> None:
         """Note that the path has the bytes of these kinds and numbers, synced or not."""
         clean = list(numbers)
         query = "UPDATE residents SET dirty = 0 WHERE kind = ? AND number = ?"
-        self._write(lambda db: db.executemany(query, clean), needed=True)
+        self.write(lambda db: db.executemany(query, clean), needed=True)
 
     def forget_hot(self, properties: Mapping[str, Any]) -> None:
         """Forget all that lies in the hot tier and its segments, and set properties; synced, in one transaction."""
@@ -530,7 +530,7 @@ class Catalog:
             db.execute("DELETE FROM segments WHERE tier = 1")
             db.executemany(_SET_PROPERTY, [(key, json.dumps(value)) for key, value in properties.items()])
 
-        self._write(forget, synced=True, needed=True)
+        self.write(forget, synced=True, needed=True)
 
     def put_version(
         self,
@@ -594,7 +594,7 @@ class Catalog:
                 also(db)
             return committed
 
-        return self._write(put, synced=synced)
+        return self.write(put, synced=synced)
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget conversations and all their versions, in one transaction."""
@@ -607,21 +607,19 @@ class Catalog:
                     _forget_versions(db, row[0], keep=())
                     db.execute("DELETE FROM conversations WHERE id = ?", row)
 
-        self._write(forget, needed=True)
+        self.write(forget, needed=True)
 
     def pin(self, name: str, pinned: bool) -> None:
         """Set whether a conversation is pinned."""
         query = "UPDATE conversations SET pinned = ? WHERE name = ?"
-        self._write(lambda db: db.execute(query, (int(pinned), name)), needed=True)
+        self.write(lambda db: db.execute(query, (int(pinned), name)), needed=True)
 
     def touch(self, uses: Iterable[tuple[str, float | None, int]]) -> None:
         """Note uses: name, time of the last take or `None`, and order of use."""
-        with self.transaction() as db:
-            db.executemany(
-                # A park since then may have noted a later use.
-                "UPDATE conversations SET taken = coalesce(?, taken), used = max(?, used) WHERE name = ?",
-                [(taken, used, name) for name, taken, used in uses],
-            )
+        # A park since then may have noted a later use.
+        query = "UPDATE conversations SET taken = coalesce(?, taken), used = max(?, used) WHERE name = ?"
+        rows = [(taken, used, name) for name, taken, used in uses]
+        self.write(lambda db: db.executemany(query, rows))
 
     def mark_synced(self, versions: Sequence[int]) -> None:
         """Note, synced, that the bytes of `versions` are on the medium, so that no fallback is needed."""
@@ -633,7 +631,7 @@ class Catalog:
                 if row is not None:
                     _forget_versions(db, row[0], keep=(version,))
 
-        self._write(mark, synced=True, needed=True)
+        self.write(mark, synced=True, needed=True)
 
     def restore_fallback(self, name: str, version: int) -> None:
         """Make an older version the newest of its conversation, and forget the others."""
@@ -643,7 +641,7 @@ class Catalog:
             db.execute("UPDATE conversations SET version = ? WHERE id = ?", (version, conversation))
             _forget_versions(db, conversation, keep=(version,))
 
-        self._write(restore, needed=True)
+        self.write(restore, needed=True)
 
     def sync(self) -> None:
         """Wait until every transaction so far is on the medium."""
@@ -661,7 +659,7 @@ class Catalog:
     def set_property(self, key: str, value: Any, *, synced: bool = False) -> None:
         """Keep a JSON value under a key."""
         row = (key, json.dumps(value))
-        self._write(lambda db: db.execute(_SET_PROPERTY, row), synced=synced, needed=True)
+        self.write(lambda db: db.execute(_SET_PROPERTY, row), synced=synced, needed=True)
 
     def add_request(self, action: str, argument: str) -> int:
         """Ask the owner to do something; it looks several times a second. Returns the request's number."""
@@ -669,7 +667,7 @@ class Catalog:
             "INSERT INTO requests (action, argument, created) VALUES (?, ?, ?)",
             (action, argument, time.time()),
         )
-        return self._write(lambda db: _inserted(db, query, row), needed=True)
+        return self.write(lambda db: _inserted(db, query, row), needed=True)
 
     def requests(self) -> list[Request]:
         """The requests that wait, the oldest first."""
@@ -680,7 +678,7 @@ class Catalog:
     def remove_requests(self, ids: Iterable[int]) -> None:
         """Forget requests that were carried out or refused."""
         rows = [(number,) for number in ids]
-        self._write(lambda db: db.executemany("DELETE FROM requests WHERE id = ?", rows), needed=True)
+        self.write(lambda db: db.executemany("DELETE FROM requests WHERE id = ?", rows), needed=True)
 
     def close(self) -> None:
         """Close the connection. A second call does nothing."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mmkv.catalog import Catalog
@@ -258,14 +260,17 @@ def _carry_out(path: Path, elsewhere: Path | None, check: Check) -> None:
     description = read_description(path)
     catalog = Catalog(catalog_file(path, description, elsewhere))
     try:
-        with catalog.transaction(synced=True) as db:
-            for action in check.actions:
-                for statement, values in action.statements:
-                    db.execute(statement, values)
+        catalog.write(partial(_execute, check.actions), synced=True, needed=True)
         if check.trims:
             _trim(path, description, catalog)
     finally:
         catalog.close()
+
+
+def _execute(actions: Sequence[Action], db: sqlite3.Connection) -> None:
+    for action in actions:
+        for statement, values in action.statements:
+            db.execute(statement, values)
 
 
 def _trim(path: Path, description: Description, catalog: Catalog) -> None:

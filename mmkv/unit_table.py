@@ -154,5 +154,7 @@ def read_bad(catalog: Catalog) -> list[Bad]:
 
 def put_bad(catalog: Catalog, bad: Iterable[Bad]) -> None:
     """Put numbers into quarantine."""
-    with catalog.transaction() as db:
-        db.executemany("INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?)", bad)
+    rows = list(bad)
+    catalog.write(
+        lambda db: db.executemany("INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?)", rows), needed=True
+    )

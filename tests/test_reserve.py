@@ -20,6 +20,7 @@ import mmkv
 from mmkv import medium as medium_module
 from mmkv.catalog import Catalog
 from mmkv.reserve import Reserve, headroom
+from mmkv.unit_table import Bad, put_bad
 from tests.computed import UNIFORM, assert_parked, ids_of, make_slot, park
 from tests.mirror import check_pool
 
@@ -120,6 +121,8 @@ def test_what_makes_room_works_without_any(full: mmkv.Pool) -> None:
         lambda: full.unpin("c1"),
         lambda: full.resize("3MiB"),
         full.flush,
+        # What is in quarantine must stay there.
+        lambda: put_bad(full._catalog, [Bad("blocks", 1 << 20, 0, "k", 1.0)]),
     ):
         call()
         assert full._catalog._reserve.path.stat().st_size == 256 << 10
