@@ -327,18 +327,20 @@ def test_a_close_whose_medium_is_broken_says_so_and_loses_nothing(base: Path, ho
         check_pool(pool, [])
 
 
+@pytest.mark.parametrize(("code", "kind"), [(errno.EIO, mmkv.MmkvError), (errno.ENOSPC, mmkv.PoolFull)])
 def test_a_close_that_cannot_write_its_claim_gives_the_locks_back(
-    base: Path, hot: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, hot: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[mmkv.MmkvError]
 ) -> None:
     pool = open_tiers(base, hot)
     park(pool, "kept", KEPT)
 
     def refuse(*_: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("mmkv.warming._write_claim", refuse)
-    with pytest.raises(mmkv.PoolFull, match=r"hot\.json"):
+    with pytest.raises(mmkv.MmkvError, match=r"hot\.json") as raised:
         pool.close()
+    assert type(raised.value) is kind
     monkeypatch.undo()
     with open_tiers(base, hot) as pool:
         assert_parked(pool, "kept", KEPT)
