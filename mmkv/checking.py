@@ -14,6 +14,7 @@ from mmkv.catalog import Catalog
 from mmkv.check_files import check_capacity, check_files, check_hot, check_names, expected_files
 from mmkv.check_rows import Rows, read_rows
 from mmkv.check_space import check_ids, check_sharing, check_versions
+from mmkv.check_units import check_units
 from mmkv.directory import Description, OwnerLock, catalog_file, owner_pid, prepare, read_description
 from mmkv.errors import MmkvError, PoolCorrupt, PoolLocked
 from mmkv.findings import Finding, Repair, Statement
@@ -140,6 +141,7 @@ def _look(path: Path, description: Description, catalog: Catalog, *, owned: bool
     check_sharing(rows, fitting)
     check_names(rows, path, catalog.path, geometry)
     _guarded(rows, lambda: check_capacity(rows, catalog, geometry))
+    _guarded(rows, lambda: check_units(rows, catalog, geometry))
     _guarded(rows, lambda: check_hot(rows, path, description, catalog, owned=owned))
     if not owned:
         _check_boots(rows)

@@ -349,3 +349,41 @@ def test_a_repair_waits_for_nobody(filled: Path) -> None:
             repair_pool(filled)
     finally:
         lock.release()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("UPDATE units_of_blocks SET checksums = x'00'", "checksums-invalid"),
+        ("UPDATE units_of_blocks SET tokens = 0", "checksums-invalid"),
+        ("UPDATE units_of_blocks SET tokens = 1", "checksums-short"),
+        ("INSERT INTO quarantine VALUES ('others', 0, 0, 'k', 0.0)", "row-invalid"),
+    ],
+)
+def test_checksums_that_cannot_be_are_forgotten(filled: Path, change: str, code: str) -> None:
+    run_sql(filled, change)
+    check = check_pool(filled)
+    assert codes(check) == {code}
+    done, left = repair_pool(filled)
+    assert done
+    assert left.is_fine
+    with mmkv.Pool.open(filled, verify="always") as pool:
+        assert_parked(pool, "chat", CHAT)
+
+
+def test_what_is_in_quarantine_is_told(filled: Path) -> None:
+    with mmkv.Pool.open(filled) as pool:
+        number = pool._ledger.conversations["third"].version.extents[0].first
+    run_sql(filled, f"INSERT INTO quarantine VALUES ('blocks', {number}, 1, 'k', 0.0)")
+    run_sql(filled, "INSERT INTO quarantine VALUES ('blocks', 7777, 1, 'k', 0.0)")
+    check = check_pool(filled)
+    assert [finding.code for finding in check.findings] == ["in-quarantine"]
+    assert not check.is_fine
+    assert repair_pool(filled)[0] == []
+
+
+def test_what_has_no_checksums_is_noted(filled: Path) -> None:
+    run_sql(filled, "DELETE FROM units_of_blocks")
+    check = check_pool(filled)
+    assert codes(check) == {"checksums-missing"}
+    assert check.is_fine
