@@ -371,11 +371,15 @@ def _layer_swap(trials: Trials, name: str) -> Broken | None:
 
 
 def _stale(trials: Trials, name: str) -> Broken | None:
-    """The unit holds what a former conversation had there: a write is missing."""
+    """The unit holds what another conversation had there before: a write is missing."""
+    others = [other for other in sorted(trials.parked) if other != name]
+    if not others:
+        return None
+    _, old = _some(trials, str(trials.rng.choice(others)))
     block, places = _some(trials, name)
-    place = places[int(trials.rng.integers(len(places) - 1))]
-    before = place.read()
-    return _broken(block, [(place, before, trials.rng.integers(0, 256, len(before), dtype=np.uint8))])
+    plane = int(trials.rng.integers(len(places) - 1))
+    before, stale = places[plane].read(), old[plane].read()[: places[plane].rows * places[plane].row_bytes]
+    return _broken(block, [(places[plane], before, np.concatenate([stale, before[len(stale) :]]))])
 
 
 def _missing(trials: Trials, name: str) -> Broken | None:

@@ -19,6 +19,7 @@ from mmkv.digesting import Digester
 from mmkv.errors import MmkvError
 from mmkv.ledger import Ledger
 from mmkv.plan import Arrays
+from mmkv.quarantine import Quarantine
 from mmkv.slotsums import SlotSums
 from mmkv.space import KINDS, Kind, Space
 from mmkv.store.contract import Progress
@@ -52,6 +53,7 @@ class Checks:
         self.units = {kind: Units(space.allocator(kind), len(self.columns.of(kind))) for kind in KINDS}
         self.counters = dict.fromkeys(("bytes_verified", "mismatches"), 0)
         self._catalog, self._ledger = catalog, ledger
+        self._loaded = False
 
     def load(self) -> None:
         """Take in what the catalog lists, save for numbers that no version holds.
@@ -61,6 +63,7 @@ class Checks:
         PoolCorrupt
             A row does not make sense.
         """
+        self._loaded = True
         for kind in KINDS:
             most = self.space.geometry.block_tokens if kind == "blocks" else 1
             rows = read_units(self._catalog, kind, self.columns, most)
@@ -110,13 +113,17 @@ class Checks:
                 # For this process they are in quarantine all the same.
                 error.add_note(f"the quarantine could not be noted in the catalog: {trouble}")
 
-    def figures(self) -> dict[str, int]:
-        """What `PoolStats` says of checksums. The lock is held."""
+    def figures(self, quarantine: Quarantine) -> dict[str, int]:
+        """What `PoolStats` says of checksums; a reader, who loads none, does not say what lacks them.
+
+        The lock is held.
+        """
         sizes = {kind: self.space.number_bytes(kind) for kind in KINDS}
+        unknown = {kind: self.units[kind].unknown if self._loaded else 0 for kind in KINDS}
         return {
             **self.counters,
-            "corrupt": sum(self._ledger.quarantine.count(kind) * sizes[kind] for kind in KINDS),
-            "unverified": sum(self.units[kind].unknown * sizes[kind] for kind in KINDS),
+            "corrupt": sum(quarantine.count(kind) * sizes[kind] for kind in KINDS),
+            "unverified": sum(unknown[kind] * sizes[kind] for kind in KINDS),
         }
 
     def close(self) -> None:

@@ -851,7 +851,7 @@ class Pool:
             **self._matches,
             **self._traffic.counters,
             **self._writer.counters,
-            **self._checks.figures(),
+            **self._checks.figures(self._ledger.quarantine),
             **({} if self._hot is None else self._hot.counters),
         )
 

@@ -258,6 +258,9 @@ def test_quarantine_outlives_the_process(pool_dir: Path) -> None:
         corrupt(pool, "chat", 1800)
         with mmkv.Pool.open(pool_dir, readonly=True) as reader:
             assert matched(reader, ids) == 512
+            assert reader.stats().corrupt == pool.stats().corrupt == pool._space.geometry.block_bytes
+            assert reader.stats().unverified == 0
+            assert reader.info("chat").usable_tokens == 512
     with mmkv.Pool.open(pool_dir, verify="never") as pool:
         assert matched(pool, ids) == 512
         with pytest.raises(mmkv.ConversationCorrupt):
