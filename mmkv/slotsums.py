@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -61,6 +61,12 @@ class SlotSums:
         pieces, self._row = slot.place(TokenRuns(zeros, zeros, spans.token, spans.tokens))
         self._tokens = pieces.tokens
         self._span = np.searchsorted(spans.token, pieces.token, side="right") - 1
+        rows = int(self._tokens.sum())
+        self._layer_bytes = [
+            rows * sum(unit.bytes for unit in columns.blocks[columns.planes[layer]])
+            + sum(buffer.bytes for buffer in self._layer_states(layer).values())
+            for layer in self.layers
+        ]
         self.blocks = np.zeros((len(spans), len(columns.blocks)), dtype=np.uint32)
         self.states = np.zeros(len(columns.checkpoints), dtype=np.uint32)
 
@@ -72,13 +78,11 @@ class SlotSums:
     @property
     def bytes(self) -> int:
         """What the checksums cover."""
-        return sum(map(self.layer_bytes, self.layers))
+        return sum(self._layer_bytes)
 
     def layer_bytes(self, layer: int) -> int:
         """What the checksums of a layer cover."""
-        rows = int(self._tokens.sum())
-        size = rows * sum(unit.bytes for unit in self._columns.blocks[self._columns.planes[layer]])
-        return size + sum(buffer.bytes for buffer in self._layer_states(layer).values())
+        return self._layer_bytes[layer]
 
     def has_states(self, layer: int) -> bool:
         """Whether a layer has states that are summed."""
@@ -89,9 +93,8 @@ class SlotSums:
         arrays = (*self._planes[layer].values(), *self._layer_states(layer).values())
         return arrays[0].device if arrays else None
 
-    def take(self, layers: Iterable[int]) -> None:
+    def take(self, layers: Sequence[int]) -> None:
         """Take the checksums of layers that lie on one device, whose bytes are down."""
-        layers = list(layers)
         parts = self.parts(layers)
         if parts.count:
             self.put(layers, self._digester.checksums(parts, self.device(layers[0])))

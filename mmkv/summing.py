@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mmkv.errors import TransferError
 from mmkv.slotsums import SlotSums
@@ -13,12 +13,22 @@ from mmkv.store.contract import Progress
 if TYPE_CHECKING:
     from mmkv.device import Event
 
-__all__ = ["Summing"]
+__all__ = ["Summing", "Sums"]
 
 # What one launch on a device has: it costs the host a millisecond. The last layers have one each, so that little is
 # left to do when the last one has landed.
 _LAUNCH_BYTES = 256 << 20
 _LAST_LAYERS = 2
+
+
+class Sums(Protocol):
+    """Checksums that are taken layer by layer; see `SlotSums`."""
+
+    def take(self, layers: Sequence[int]) -> None:
+        """The bytes of some layers are down."""
+
+    def has_states(self, layer: int) -> bool:
+        """Whether a layer has states that are summed."""
 
 
 class Summing:
@@ -31,8 +41,8 @@ class Summing:
     ----------
     whole : Progress
         Who hears of everything.
-    sums : sequence of SlotSums
-        Where the checksums go; all of the same arrays.
+    sums : sequence of Sums
+        Where the checksums go. The first one says where the layers lie.
     stores_by_layer : sequence of int
         How many stores move a part of each layer.
     first : bool
@@ -42,7 +52,7 @@ class Summing:
     """
 
     def __init__(
-        self, whole: Progress, sums: Sequence[SlotSums], stores_by_layer: Sequence[int], *, first: bool
+        self, whole: Progress, sums: tuple[SlotSums, *tuple[Sums, ...]], stores_by_layer: Sequence[int], *, first: bool
     ) -> None:
         self._whole = whole
         self._sums = sums
@@ -103,6 +113,9 @@ class Summing:
         try:
             for sums in self._sums:
                 sums.take(layers)
+        except TransferError as error:
+            self._whole.failed(error)
+            return
         except Exception as error:
             self._whole.failed(
                 TransferError(f"layers {layers[0]} to {layers[-1]}: their checksums could not be taken: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -84,6 +85,7 @@ class Verification:
         self._taken = Spans(first, end - first)
         self._partial = np.flatnonzero((first > start) | (end < start + rows.tokens))
         self.slot = SlotSums(checks.digester, checks.columns, slot, states if record else (), self._taken)
+        self._ids = _IdSums(checks.space, take, self._whole)
         self._scratch: tuple[SlotSums, SlotSums] | None = None
         self.shares: list[Share] = []
         if len(self._partial):
@@ -103,7 +105,7 @@ class Verification:
 
     def progress(self, whole: Transfer, stores_by_layer: Sequence[int]) -> Progress:
         """What hears the stores in the place of the take, and takes the checksums."""
-        return Summing(whole, (self.slot,), stores_by_layer, first=False)
+        return Summing(whole, (self.slot, self._ids), stores_by_layer, first=False)
 
     def start_scratch(self, transfer: Transfer, gate: Gate | None) -> None:
         """Begin to read what is checked beside the slot; `transfer` hears `released` for each of `shares`."""
@@ -140,7 +142,7 @@ class Verification:
     def _differing(self) -> _Mask:
         """Which units of which blocks are not those that were parked."""
         expected, found = self._expected, self.slot.blocks
-        found[:, -1] = self._id_checksums()
+        found[:, -1] = self._ids.values()
         differs: _Mask = found != expected
         if self._scratch is not None:
             whole, taken = self._scratch
@@ -148,19 +150,6 @@ class Verification:
             differs[at, planes] = (whole.blocks != expected[at])[:, planes]
             differs[at, planes] |= (taken.blocks != found[at])[:, planes]
         return differs
-
-    def _id_checksums(self) -> Values:
-        spans = self._whole
-        if not len(spans):
-            return np.zeros(0, dtype=np.uint32)
-        first, end = int(spans.token[0]), int(spans.token[-1] + spans.tokens[-1])
-        try:
-            ids = self._checks.space.read_ids(self._take.version.extents, first, end)
-        except MmkvError as error:
-            raise TransferError(
-                f"the ids of {self._take.name!r} cannot be checked: {error}", layer=-1, plane=IDS
-            ) from error
-        return id_checksums(ids, spans, first)
 
     def _note(self, blocks: _Mask, *, record: bool) -> None:
         """Remember what was proven, where it stays in RAM."""
@@ -197,6 +186,42 @@ class Verification:
         )
         self._checks.condemn(bad, error)
         return error
+
+
+class _IdSums:
+    """The checksums of the ids of some blocks, read while the rows are on their way."""
+
+    def __init__(self, space: Space, take: Take, spans: Spans) -> None:
+        self._space, self._take, self._spans = space, take, spans
+        self._values: Values | None = None
+        self._lock = threading.Lock()
+
+    def has_states(self, _layer: int) -> bool:
+        """See `Sums.has_states`."""
+        return False
+
+    def take(self, _layers: Sequence[int]) -> None:
+        """See `Sums.take`: the first layers to land are as good a time as any."""
+        self.values()
+
+    def values(self) -> Values:
+        """The checksum of each span's ids."""
+        with self._lock:
+            if self._values is None:
+                self._values = self._read()
+            return self._values
+
+    def _read(self) -> Values:
+        spans = self._spans
+        if not len(spans):
+            return np.zeros(0, dtype=np.uint32)
+        first, end = int(spans.token[0]), int(spans.token[-1] + spans.tokens[-1])
+        try:
+            ids = self._space.read_ids(self._take.version.extents, first, end)
+        except MmkvError as error:
+            what = f"the ids of {self._take.name!r} cannot be checked: {error}"
+            raise TransferError(what, layer=-1, plane=IDS) from error
+        return id_checksums(ids, spans, first)
 
 
 class _Aside:
