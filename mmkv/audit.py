@@ -189,13 +189,13 @@ class _Auditor:
         """Read a piece, and give the units of it that differ."""
         view = buffer[: piece.bytes]
         piece.tier.file(piece.file).read(view, piece.offset)
-        units = known.units[piece.kind]
-        for index, row in enumerate(piece.rows.tolist()):
-            for column, start in zip(piece.columns, piece.starts, strict=True):
-                at = index * piece.stride + start
-                size = self._covered(piece.kind, column, int(units.tokens[row]))
-                if crc32c(view[at : at + size]) != int(units.values[row, column]):
-                    yield piece.kind, int(units.numbers[row]), column, piece.tier.name
+        units, starts = known.units[piece.kind], range(0, piece.bytes, piece.stride)
+        tokens = units.tokens[piece.rows].tolist()
+        for column, start in zip(piece.columns, piece.starts, strict=True):
+            sizes = [self._covered(piece.kind, column, covered) for covered in tokens]
+            found = [crc32c(view[at + start : at + start + size]) for at, size in zip(starts, sizes, strict=True)]
+            for index in np.flatnonzero(units.values[piece.rows, column] != found).tolist():
+                yield piece.kind, int(units.numbers[piece.rows[index]]), column, piece.tier.name
 
     def _covered(self, kind: Kind, column: int, tokens: int) -> int:
         """How many bytes of a unit the checksum of so many tokens covers."""
