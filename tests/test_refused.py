@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import shutil
@@ -24,9 +25,11 @@ from tests.computed import UNIFORM, assert_parked, ids_of, park
 def files_left(count: int) -> Iterator[None]:
     """Let the process open so many files more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + count, hard))
+    # Other tests may have left holes among the numbers; that of the listing itself is free again.
+    used = {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+    free = (number for number in itertools.count() if number not in used)
+    limit = next(itertools.islice(free, count, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
         yield
     finally:
