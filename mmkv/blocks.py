@@ -91,12 +91,15 @@ class BlockAllocator:
             self._counts = np.concatenate([self._counts, np.zeros(end - len(self._counts), dtype=np.int32)])
         self._put_free(Extent(segment * self.segment_length, self.segment_length))
 
+    def require_free(self, segment: int) -> None:
+        """Raise `ValueError` unless all of a segment is free."""
+        if not self._is_free(Extent(segment * self.segment_length, self.segment_length)):
+            raise ValueError(f"segment {segment} is in use")
+
     def remove_segment(self, segment: int) -> None:
         """Take a segment out; all of it must be free."""
-        whole = Extent(segment * self.segment_length, self.segment_length)
-        if not self._is_free(whole):
-            raise ValueError(f"segment {segment} is in use")
-        self._take_free(whole)
+        self.require_free(segment)
+        self._take_free(Extent(segment * self.segment_length, self.segment_length))
         self.segments.remove(segment)
 
     def drained_segments(self) -> list[int]:

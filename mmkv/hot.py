@@ -224,6 +224,8 @@ class Hot:
         self._catalog.change_residents(gone=[(kind, number) for number in numbers.tolist()])
         self.residents[kind].forget(numbers)
         self._doubt(kind, numbers)
+        # Where they are overwritten first, they are not free before.
+        self.space.settle()
         self.counters["hot_evictions"] += len(numbers)
 
     def _recency(self, kind: Kind) -> tuple[_Numbers, _Numbers]:
@@ -257,6 +259,8 @@ class Hot:
 
     def _drain_segment(self, kind: Kind, *, even_pinned: bool = False) -> bool:
         """Evict the residents of the segment that was used the longest ago, and give it back."""
+        # What waits to be overwritten is held by nobody, and is not free.
+        self.space.settle()
         allocator = self.space.allocator(kind)
         length = allocator.segment_length
         numbers = self.residents[kind].evictable()

@@ -344,6 +344,8 @@ class Space:
 
     def give_back(self, kind: Kind, segment: int) -> None:
         """Free the space of a drained segment. The pool's lock is held; no store holds a map of it."""
+        # Before anything is changed: a catalog that lacks a segment which is in use cannot be opened again.
+        self.allocator(kind).require_free(segment)
         # In this order a failure, or a crash, leaves at worst space that the next open gives back.
         self._catalog.remove_segment(kind, segment, self.tier)
         self.allocator(kind).remove_segment(segment)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import mmkv
+from mmkv.space import KINDS
 from mmkv.store.files import PoolFile
 from tests.computed import HYBRID, UNIFORM, assert_parked, computed, ids_of, park
 from tests.crashed import crash
@@ -26,7 +27,8 @@ def places(request: pytest.FixtureRequest, tmp_path: Path, ram_path: Path) -> di
 
 
 def opened(places: dict[str, Any], layout: mmkv.Layout, **options: Any) -> mmkv.Pool:
-    return mmkv.Pool.open(layout=layout, capacity="4MiB", min_free_ram=0, **{"wipe_on_drop": True, **places, **options})
+    defaults = {"capacity": "4MiB", "wipe_on_drop": True}
+    return mmkv.Pool.open(layout=layout, min_free_ram=0, **{**defaults, **places, **options})
 
 
 def found(places: dict[str, Any], layout: mmkv.Layout, ids: Any) -> bool:
@@ -135,3 +137,60 @@ def test_a_medium_that_refuses_keeps_the_blocks(places: dict[str, Any], monkeypa
         assert not pool._space.unsettled
         park(pool, "new", OTHERS)
         assert_parked(pool, "new", OTHERS)
+
+
+def segments_agree(pool: mmkv.Pool) -> None:
+    for tier in pool._tier_spaces():
+        for kind in KINDS:
+            assert set(pool._catalog.segments(kind, tier.tier)) == tier.allocator(kind).segments
+
+
+def test_ram_that_is_short_for_a_while_costs_no_conversation(tmp_path: Path, ram_path: Path) -> None:
+    places = {"path": tmp_path / "pool", "hot": ram_path / "hot", "hot_capacity": "2MiB"}
+    parked = {f"chat {seed}": ids_of((seed, 3000)) for seed in range(12)}
+    with opened(places, UNIFORM, capacity="16MiB") as pool:
+        assert pool._housekeeping is not None
+        assert pool._hot is not None
+        pool._housekeeping._chores = ()
+        for number, (name, ids) in enumerate(parked.items()):
+            park(pool, name, ids)
+            if number == 6:
+                pool.flush()
+                pool.drop("chat 0")
+                pool._hot.space.min_free_ram = 1 << 50
+                for _ in range(6):
+                    pool._relieve_ram()
+                    segments_agree(pool)
+                pool._hot.space.min_free_ram = 0
+        segments_agree(pool)
+        del parked["chat 0"]
+    with opened(places, UNIFORM) as pool:
+        assert set(pool.conversations()) == set(parked)
+        for name, ids in parked.items():
+            assert_parked(pool, name, ids)
+        check_pool(pool, [])
+
+
+def test_a_hot_tier_that_is_made_smaller(tmp_path: Path, ram_path: Path) -> None:
+    places = {"path": tmp_path / "pool", "hot": ram_path / "hot", "hot_capacity": "2MiB"}
+    parked = {f"chat {seed}": ids_of((seed, 3000)) for seed in range(8)}
+    with opened(places, UNIFORM, capacity="16MiB") as pool:
+        for name, ids in parked.items():
+            park(pool, name, ids)
+    places["hot_capacity"] = "200KiB"
+    with opened(places, UNIFORM) as pool:
+        segments_agree(pool)
+        for name, ids in parked.items():
+            assert_parked(pool, name, ids)
+        assert pool._hot is not None
+        assert pool._hot.space.allocated_bytes <= 200 << 10
+
+
+def test_a_segment_in_use_is_not_given_back(places: dict[str, Any]) -> None:
+    with opened(places, UNIFORM) as pool:
+        park(pool, "kept", OTHERS)
+        segment = pool._ledger.conversations["kept"].version.extents[0].first // pool._space.blocks.segment_length
+        with pytest.raises(ValueError, match="in use"):
+            pool._space.give_back("blocks", segment)
+        segments_agree(pool)
+        assert_parked(pool, "kept", OTHERS)
