@@ -35,6 +35,7 @@ from benchmarks.results import TARGETS, Output, median, reason_of, spread
 from benchmarks.rig import POOL_CONVERSATIONS, console
 from benchmarks.rooms import LockedRoom
 from benchmarks.work import Noise, default_directory, default_disk, layout_of, new_ids, temporary_directory, wipe
+from mmkv.geometry import block_tokens
 from mmkv.medium import medium_of
 from mmkv.sizes import round_up
 
@@ -78,6 +79,8 @@ class Bench:
     def pool(self, conversations: float, hot_conversations: float, size: int) -> Iterator[mmkv.Pool]:
         """A pool on the disk with a hot tier, both for so many conversations of `size` bytes; gone at the end."""
         path, hot = self.disk / "pool", self.hot / "hot"
+        # A conversation takes whole blocks.
+        size = round_up(size, block_tokens(self.layout) * self.layout.token_bytes)
         capacity, hot_capacity = int((conversations + 1) * size * 1.06), int(hot_conversations * size * 1.06)
         try:
             with mmkv.Pool.open(path, self.layout, capacity=capacity, hot=hot, hot_capacity=hot_capacity) as pool:
