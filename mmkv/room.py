@@ -93,17 +93,18 @@ class Room:
                         continue
                     kind = self._space.lacking(blocks, records)
                     assert kind is not None
-                    may_grow = refused is None and self._space.may_grow(kind)
-                    if may_grow and time.monotonic() >= self._refused_until:
+                    # Whether the file system is counted on for more; where nothing can be dropped, it is asked again.
+                    counts = refused is None and time.monotonic() >= self._refused_until
+                    if counts and self._space.may_grow(kind):
                         break
                     if self._give_back_other(kind, blocks, records):
                         continue
                     waiting = self.with_fallback()
                     if waiting:
                         break
-                    if self._evict(blocks, records, grown=may_grow and time.monotonic() >= self._refused_until):
+                    if self._evict(blocks, records, grown=counts):
                         continue
-                    if may_grow:
+                    if refused is None and self._space.may_grow(kind):
                         break
                     raise self._full(what, blocks, records, refused)
                 else:
@@ -153,20 +154,20 @@ class Room:
         if segments * geometry.segment_bytes + state_segments * geometry.state_segment_bytes > space.capacity:
             raise space.full(what, blocks, records)
 
-    def _settle(self) -> bool:
+    def _settle(self, most_bytes: int | None = None) -> bool:
         """Make freed numbers allocatable, once what freed them is on the medium. Whether there were any."""
         if not self._space.unsettled:
             return False
         self._catalog.sync()
-        self._space.settle()
+        self._space.settle(most_bytes)
         return True
 
     def wipe_some(self) -> None:
         """Where what is dropped is to be overwritten, do some of that; a part at a time, for the lock is held."""
-        while self._space.wipes and self._space.unsettled:
+        unsettled = self._space.wipes
+        while unsettled:
             with self._lock:
-                self._catalog.sync()
-                self._space.settle(_WIPED_BYTES)
+                unsettled = self._settle(_WIPED_BYTES)
 
     def _give_back_other(self, kind: Kind, blocks: int, records: int) -> bool:
         """Give back a drained segment of the other kind, if what is asked for does not need it."""

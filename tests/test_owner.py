@@ -161,6 +161,20 @@ def test_a_file_system_smaller_than_the_capacity_is_used_as_far_as_it_goes(
             park(pool, "one more", ids_of((99, 600)))
 
 
+def test_no_more_is_dropped_than_growth_leaves_wanting(path: Path) -> None:
+    layer = mmkv.Layer({"k": mmkv.Plane("int8", (512,))}, {"s": mmkv.State("float32", (8,))})
+    with mmkv.Pool.open(path, mmkv.Layout([layer], "large blocks"), capacity="4MiB", min_free_ram=0) as pool:
+        assert pool._housekeeping is not None
+        pool._housekeeping._chores = ()
+        space = pool._space
+        while space.blocks.free or space.may_grow("blocks"):
+            park(pool, f"chat {len(pool)}", ids_of((len(pool), 500)))
+        assert space.may_grow("checkpoints")
+        # One conversation has the block; the records find room in a segment more.
+        space.release(pool._room.reserve("many", 1, space.records.free + 4, (), tail_apart=False))
+        assert pool._room.evictions == 1
+
+
 def test_a_failed_growth_leaves_no_space_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(path, "64MiB") as pool:
         allocate = PoolFile.allocate
