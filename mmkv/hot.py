@@ -243,10 +243,9 @@ class Hot:
         return use, position
 
     def wipe_freed(self) -> None:
-        """Where what is dropped is to be overwritten, do that."""
+        """Where what is dropped is to be overwritten, do that: else nothing waits for it."""
         with self._lock:
-            if self.space.wipes:
-                self.space.settle()
+            self.space.settle()
 
     def relieve(self) -> None:
         """Give back a segment where RAM is short: one that is free, or becomes so by what the path has."""

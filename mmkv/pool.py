@@ -1247,11 +1247,12 @@ class Pool:
                 self._let_go()
 
     def _wipe_all(self) -> None:
-        self._room.wipe_some()
+        self._wipe_freed()
         with self._lock:
-            for tier in self._tier_spaces():
-                tier.settle()
-            self._catalog.set_property("wiped", True)
+            # What was freed meanwhile.
+            self._wipe_freed()
+            # What is in quarantine is freed later, and wiped by the next opening.
+            self._catalog.set_property("wiped", self._traffic.is_quiet)
 
     def _leave(self) -> None:
         """Let go of the files, now or when what is in quarantine has ended."""

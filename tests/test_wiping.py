@@ -31,6 +31,13 @@ def opened(places: dict[str, Any], layout: mmkv.Layout, **options: Any) -> mmkv.
     return mmkv.Pool.open(layout=layout, min_free_ram=0, **{**defaults, **places, **options})
 
 
+def without_chores(pool: mmkv.Pool) -> mmkv.Pool:
+    """A pool whose background does nothing."""
+    assert pool._housekeeping is not None
+    pool._housekeeping._chores = ()
+    return pool
+
+
 def found(places: dict[str, Any], layout: mmkv.Layout, ids: Any) -> bool:
     """Whether some rows of a conversation, its states or its ids are anywhere in the files."""
     slot = computed(layout, ids)
@@ -67,9 +74,7 @@ def test_what_is_dropped_is_nowhere(places: dict[str, Any], layout: mmkv.Layout)
 
 @LAYOUTS
 def test_closing_wipes_what_is_left(places: dict[str, Any], layout: mmkv.Layout) -> None:
-    pool = opened(places, layout)
-    assert pool._housekeeping is not None
-    pool._housekeeping._chores = ()
+    pool = without_chores(opened(places, layout))
     park(pool, "dropped", IDS)
     park(pool, "kept", OTHERS)
     pool.drop("dropped")
@@ -81,9 +86,7 @@ def test_closing_wipes_what_is_left(places: dict[str, Any], layout: mmkv.Layout)
 
 @LAYOUTS
 def test_after_a_crash_opening_wipes(places: dict[str, Any], layout: mmkv.Layout) -> None:
-    pool = opened(places, layout)
-    assert pool._housekeeping is not None
-    pool._housekeeping._chores = ()
+    pool = without_chores(opened(places, layout))
     park(pool, "kept", OTHERS)
     park(pool, "dropped", IDS)
     pool.flush()
@@ -118,8 +121,7 @@ def test_blocks_are_used_again_and_evicted_ones_wiped(places: dict[str, Any]) ->
 
 def test_a_medium_that_refuses_keeps_the_blocks(places: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(places, UNIFORM) as pool:
-        assert pool._housekeeping is not None
-        pool._housekeeping._chores = ()
+        without_chores(pool)
         park(pool, "dropped", IDS)
         # So that no write of it is under way, which holds the blocks.
         pool.flush()
@@ -149,9 +151,8 @@ def test_ram_that_is_short_for_a_while_costs_no_conversation(tmp_path: Path, ram
     places = {"path": tmp_path / "pool", "hot": ram_path / "hot", "hot_capacity": "2MiB"}
     parked = {f"chat {seed}": ids_of((seed, 3000)) for seed in range(12)}
     with opened(places, UNIFORM, capacity="16MiB") as pool:
-        assert pool._housekeeping is not None
         assert pool._hot is not None
-        pool._housekeeping._chores = ()
+        without_chores(pool)
         for number, (name, ids) in enumerate(parked.items()):
             park(pool, name, ids)
             if number == 6:
@@ -194,3 +195,16 @@ def test_a_segment_in_use_is_not_given_back(places: dict[str, Any]) -> None:
             pool._space.give_back("blocks", segment)
         segments_agree(pool)
         assert_parked(pool, "kept", OTHERS)
+
+
+def test_what_is_in_quarantine_at_the_end_is_not_taken_for_wiped(
+    places: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(places, UNIFORM) as pool:
+        without_chores(pool)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(pool._traffic), "is_quiet", property(lambda _: False))
+            pool._wipe_all()
+        assert pool._catalog.get_property("wiped") is False
+        pool._wipe_all()
+        assert pool._catalog.get_property("wiped") is True
