@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mmkv
 from benchmarks.work import default_directory, default_disk, temporary_directory
 from mmkv.store import files
-from tests.computed import HYBRID, assert_parked, ids_of, make_slot, park
+from tests.broken import BrokenConnection, Fault, raising
+from tests.computed import HYBRID, assert_parked, computed, ids_of, make_slot, park
 from tests.mirror import check_pool
 
 KEPT, OTHER = ids_of((1, 1300)), ids_of((3, 900))
@@ -63,8 +64,6 @@ def take(setting: Setting, **options: Any) -> None:
 
 def swap(setting: Setting) -> None:
     """Swap one that the pool has not for one that it has."""
-    from tests.computed import computed
-
     ids = ids_of((9, 800))
     slot = computed(HYBRID, np.concatenate([ids, ids_of((9, 700))]))
     for transfer in setting.pool.swap(slot, leaving="left", leaving_ids=ids_of((9, 800)), arriving="other"):
@@ -89,70 +88,32 @@ OPERATIONS: dict[str, Callable[[Setting], Any]] = {
 }
 
 
-def refusing(code: int) -> Callable[..., Any]:
-    """A call that the system refuses."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
-class Once:
-    """Lets the first call fail, and counts all."""
-
-    def __init__(self, real: Callable[..., Any], fail: Callable[..., Any]) -> None:
-        self.real, self.fail = real, fail
-        self.calls = 0
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.calls += 1
-        return (self.fail if self.calls == 1 else self.real)(*arguments, **options)
-
-
-class _Full:
-    """A connection to a catalog whose commits find the file system full."""
-
-    def __init__(self, real: sqlite3.Connection) -> None:
-        self._real = real
-        self.calls = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def execute(self, statement: str, *arguments: Any) -> Any:
-        """Fail, or execute."""
-        if statement.startswith("COMMIT"):
-            self.calls += 1
-            error = sqlite3.OperationalError("database or disk is full")
-            error.sqlite_errorcode = sqlite3.SQLITE_FULL
-            raise error
-        return self._real.execute(statement, *arguments)
-
-
 @contextmanager
 def failing(where: Any, name: str, fail: Callable[..., Any]) -> Iterator[Callable[[], int]]:
     """The first call of a function fails; gives how often it was called."""
-    once = Once(getattr(where, name), fail)
+    fault = Fault(getattr(where, name), 0, fail)
 
     def call(*arguments: Any, **options: Any) -> Any:
         # A function, since some are called as methods.
-        return once(*arguments, **options)
+        return fault(*arguments, **options)
 
     with mock.patch.object(where, name, call):
-        yield lambda: once.calls
+        yield lambda: fault.calls
 
 
 @contextmanager
 def catalog_full(setting: Setting) -> Iterator[Callable[[], int]]:
     """No transaction of the catalog can be committed."""
     catalog = setting.pool._catalog
-    full = _Full(catalog._db)
+    real = catalog._db
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    full = BrokenConnection(real, "COMMIT", error)
     catalog._db = full  # type: ignore[assignment]
     try:
-        yield lambda: full.calls
+        yield lambda: full.failures
     finally:
-        catalog._db = full._real
+        catalog._db = real
 
 
 def _half(fd: int, views: list[memoryview], *rest: Any) -> int:
@@ -171,17 +132,17 @@ def _no_thread(*_: Any) -> None:
 
 
 FAULTS: dict[str, Callable[[Setting], Any]] = {
-    "read: EIO": lambda _: failing(os, "preadv", refusing(errno.EIO)),
-    "read: EINVAL": lambda _: failing(os, "preadv", refusing(errno.EINVAL)),
+    "read: EIO": lambda _: failing(os, "preadv", raising(errno.EIO)),
+    "read: EINVAL": lambda _: failing(os, "preadv", raising(errno.EINVAL)),
     "read: a part": lambda _: failing(os, "preadv", _part),
     "read: nothing": lambda _: failing(os, "preadv", lambda *_: 0),
-    "write: EIO": lambda _: failing(os, "pwritev", refusing(errno.EIO)),
-    "write: ENOSPC": lambda _: failing(os, "pwritev", refusing(errno.ENOSPC)),
-    "write: EINVAL": lambda _: failing(os, "pwritev", refusing(errno.EINVAL)),
+    "write: EIO": lambda _: failing(os, "pwritev", raising(errno.EIO)),
+    "write: ENOSPC": lambda _: failing(os, "pwritev", raising(errno.ENOSPC)),
+    "write: EINVAL": lambda _: failing(os, "pwritev", raising(errno.EINVAL)),
     "write: a part": lambda _: failing(os, "pwritev", _half),
     "fallocate: ENOSPC": lambda _: failing(files, "_fallocate", lambda *_: errno.ENOSPC),
-    "fdatasync: EIO": lambda _: failing(os, "fdatasync", refusing(errno.EIO)),
-    "open: EMFILE": lambda _: failing(os, "open", refusing(errno.EMFILE)),
+    "fdatasync: EIO": lambda _: failing(os, "fdatasync", raising(errno.EIO)),
+    "open: EMFILE": lambda _: failing(os, "open", raising(errno.EMFILE)),
     "no thread": lambda _: failing(threading.Thread, "start", _no_thread),
     "commit: full": catalog_full,
 }

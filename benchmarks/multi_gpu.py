@@ -32,7 +32,7 @@ import mmkv
 from benchmarks.contenders import wait_until_locked
 from benchmarks.machine import provenance
 from benchmarks.memory import DeviceMemory, Memory, PlaneRows, memory_of, rows_of
-from benchmarks.results import TARGETS, Output, median, reason_of
+from benchmarks.results import Output, median, reason_of, said
 from benchmarks.rig import POOL_CONVERSATIONS, console
 from benchmarks.rooms import LockedRoom
 from benchmarks.work import Ids, Noise, default_directory, layout_of, new_ids, temporary_directory
@@ -157,17 +157,7 @@ class Bench:
     def figure(self, name: str, value: float, **details: Any) -> None:
         """Note a figure, and say it."""
         self.output.figure(name, value, **details)
-        target = TARGETS[name]
-        wanted = "" if target.value is None else f" ({target.bound} {target.value:g}{target.unit})"
-        mark = {True: " [green]met[/green]", False: " [yellow]not met[/yellow]", None: ""}[target.met(value)]
-        shown = ", ".join(f"{key} {_shown(detail)}" for key, detail in details.items())
-        console.print(f"{target.what}: {value:.3g}{target.unit}{wanted}{mark}  {shown}")
-
-
-def _shown(detail: Any) -> str:
-    if isinstance(detail, list):
-        return "/".join(map(_shown, detail))
-    return f"{detail:.3g}" if isinstance(detail, float) else str(detail)
+        console.print(said(name, value, details))
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["TARGETS", "Output", "Target", "median", "reason_of", "spread"]
+__all__ = ["TARGETS", "Output", "Target", "median", "reason_of", "said", "spread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,21 @@ TARGETS = {
     "several_ranks_wrong": Target("two ranks at once: other bytes, or each other's conversations", "at most", 0),
     "several_numa": Target("take, files on the GPU's NUMA node / on another", "reported", None, "x"),
 }
+
+
+def said(name: str, value: float, details: Mapping[str, Any] | None = None) -> str:
+    """A figure beside its target in one line of Rich's markup, and what it is made of."""
+    target = TARGETS[name]
+    mark = {True: " [green]met[/green]", False: " [yellow]not met[/yellow]", None: ""}[target.met(value)]
+    wanted = "" if target.value is None else f" ({target.bound} {target.value:g}{target.unit})"
+    text = ", ".join(f"{key} {_shown(detail)}" for key, detail in (details or {}).items())
+    return f"{target.what}: {value:.3g}{target.unit}{wanted}{mark}" + (f"  [dim]{text}[/dim]" if text else "")
+
+
+def _shown(detail: object) -> str:
+    if isinstance(detail, list):
+        return "/".join(map(_shown, detail))
+    return f"{detail:.3g}" if isinstance(detail, float) else str(detail)
 
 
 class Output:

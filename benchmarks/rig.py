@@ -17,7 +17,7 @@ import mmkv
 from benchmarks.contenders import wait_until_locked
 from benchmarks.machine import Bus
 from benchmarks.memory import Memory, PlaneRows
-from benchmarks.results import TARGETS, Output, median, reason_of, spread
+from benchmarks.results import Output, median, reason_of, said, spread
 from benchmarks.rooms import LockedRoom
 from benchmarks.work import Noise, wipe
 
@@ -100,11 +100,7 @@ class Rig:
         """Note a figure, and say it."""
         self.output.figure(name, value, **details)
         self.noted.add(name)
-        target = TARGETS[name]
-        met = target.met(value)
-        mark = "" if met is None else " [green]met[/green]" if met else " [yellow]not met[/yellow]"
-        wanted = "" if target.value is None else f" ({target.bound} {target.value:g}{target.unit})"
-        console.print(f"{target.what}: {value:.3g}{target.unit}{wanted}{mark}")
+        console.print(said(name, value))
 
     def rates(self, name: str, seconds: list[float], ram_speed: float, size: int, **details: Any) -> None:
         """Note the ratio of a move's speed to page-locked RAM's."""

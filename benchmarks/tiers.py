@@ -31,7 +31,7 @@ from benchmarks.contenders import wait_until_locked
 from benchmarks.disk import PlainFiles
 from benchmarks.machine import provenance
 from benchmarks.memory import DeviceMemory, Memory, PlaneRows, allocate_slot, memory_of, rows_of
-from benchmarks.results import TARGETS, Output, median, reason_of, spread
+from benchmarks.results import Output, median, reason_of, said, spread
 from benchmarks.rig import POOL_CONVERSATIONS, console
 from benchmarks.rooms import LockedRoom
 from benchmarks.work import Noise, default_directory, default_disk, layout_of, new_ids, temporary_directory, wipe
@@ -68,12 +68,9 @@ class Bench:
     def figure(self, name: str, value: float, **details: Any) -> None:
         """Note a figure, and say it."""
         self.output.figure(name, value, **details)
-        target = TARGETS[name]
-        met = target.met(value)
-        mark = "" if met is None else " [green]met[/green]" if met else " [yellow]not met[/yellow]"
-        wanted = "" if target.value is None else f" ({target.bound} {target.value:g}{target.unit})"
-        text = ", ".join(f"{key} {shown(value)}" for key, value in details.items() if not isinstance(value, list))
-        console.print(f"{target.what}: {value:.3g}{target.unit}{wanted}{mark}  [dim]{text}[/dim]")
+        console.print(
+            said(name, value, {key: detail for key, detail in details.items() if not isinstance(detail, list)})
+        )
 
     @contextmanager
     def pool(self, conversations: float, hot_conversations: float, size: int) -> Iterator[mmkv.Pool]:
@@ -110,11 +107,6 @@ class Bench:
         seconds = time.perf_counter() - started
         self.noise.require(name, self.rows, tokens, "mmkv")
         return seconds, layers, receipt.path
-
-
-def shown(value: object) -> str:
-    """A detail of a figure in a few characters."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def fail(message: str) -> typer.Exit:

@@ -17,7 +17,7 @@ from mmkv.buffer import allocate_host
 from mmkv.catalog import Catalog
 from mmkv.checksum import crc32c
 from mmkv.directory import Description, OwnerLock, catalog_file, prepare, read_description
-from mmkv.errors import PoolCorrupt, PoolLocked
+from mmkv.errors import PoolLocked
 from mmkv.medium import medium_of
 from mmkv.sizes import round_up
 from mmkv.space import Kind
@@ -136,8 +136,7 @@ def audit_pool(
     catalog = None
     try:
         catalog = Catalog(catalog_file(path, description, elsewhere), readonly=not quarantine)
-        if catalog.get_property("uuid") != description.uuid:
-            raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
+        catalog.require_of(path, description.uuid)
         audit = _Auditor(path, description, catalog, names).run(threads, progress)
         if quarantine:
             now = time.time()

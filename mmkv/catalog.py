@@ -422,6 +422,11 @@ class Catalog:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
+    def require_of(self, pool: Path, uuid: str) -> None:
+        """Raise `PoolCorrupt` unless it is the catalog of the pool in a directory, whose UUID that is."""
+        if self.get_property("uuid") != uuid:
+            raise PoolCorrupt(f"{self.path} belongs to another pool than {pool / 'pool.json'}")
+
     def require_there(self) -> None:
         """Check that the file was not deleted or replaced, nor its log: what is written to it would be lost.
 

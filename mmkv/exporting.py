@@ -107,8 +107,7 @@ def export_conversation(
     description = read_description(path)
     catalog = Catalog(catalog_file(path, description, elsewhere), readonly=True)
     try:
-        if catalog.get_property("uuid") != description.uuid:
-            raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
+        catalog.require_of(path, description.uuid)
         for _ in range(_ATTEMPTS):
             source = _find(catalog, description, conversation, namespace)
             with _partial(file) as out:

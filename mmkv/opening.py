@@ -95,7 +95,7 @@ def open_owner(
             properties={"uuid": description.uuid, "capacity": capacity},
         )
         undo.callback(catalog.close)
-        _require_same_pool(path, description, catalog)
+        catalog.require_of(path, description.uuid)
         space = Space(
             path,
             description.geometry,
@@ -207,7 +207,7 @@ def open_reader(path: Path, layout: Layout | None, elsewhere: Path | None = None
     with contextlib.ExitStack() as undo:
         catalog = Catalog(directory.catalog_file(path, description, elsewhere), readonly=True)
         undo.callback(catalog.close)
-        _require_same_pool(path, description, catalog)
+        catalog.require_of(path, description.uuid)
         with catalog.snapshot():
             space = Space(
                 path,
@@ -222,11 +222,6 @@ def open_reader(path: Path, layout: Layout | None, elsewhere: Path | None = None
             ledger = load_ledger(catalog, space)
         undo.pop_all()
     return Opened(path, description, medium, catalog, space, ledger, None)
-
-
-def _require_same_pool(path: Path, description: directory.Description, catalog: Catalog) -> None:
-    if catalog.get_property("uuid") != description.uuid:
-        raise PoolCorrupt(f"{catalog.path} belongs to another pool than {path / 'pool.json'}")
 
 
 def load_ledger(catalog: Catalog, space: Space) -> Ledger:

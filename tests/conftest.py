@@ -9,13 +9,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import smollm2
 from mmkv import device as cuda
+from mmkv.slotsums import SlotSums
 from tests import simulated
+from tests.tiered import Moves
 
 
 @pytest.fixture(params=["numpy", pytest.param("cupy", marks=pytest.mark.gpu)])
@@ -38,6 +41,36 @@ def ram_path(tmp_path: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="mmkv-test-", dir=shm))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Where a pool with two tiers has its path."""
+    return tmp_path / "pool"
+
+
+@pytest.fixture
+def hot(ram_path: Path) -> Path:
+    """Where it has its hot tier."""
+    return ram_path / "hot"
+
+
+@pytest.fixture
+def moves(base: Path, monkeypatch: pytest.MonkeyPatch) -> Moves:
+    """Counts, holds up or breaks what moves in and out of the files at the path."""
+    return Moves(base, monkeypatch)
+
+
+@pytest.fixture
+def late_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksums of a layer take their time."""
+    take = SlotSums.take
+
+    def late(self: SlotSums, layers: Any) -> None:
+        time.sleep(0.02)
+        take(self, layers)
+
+    monkeypatch.setattr(SlotSums, "take", late)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,6 @@ from benchmarks.corruptions import KINDS, Trials
 from mmkv.exporting import export_conversation
 from mmkv.geometry import Extent
 from mmkv.layout import Layout
-from mmkv.slotsums import SlotSums
 from mmkv.unit_table import read_bad, read_units
 from tests.computed import HYBRID, ONLY_STATES, UNIFORM, Ids, assert_holds, assert_parked, ids_of, make_slot, park
 
@@ -101,20 +99,12 @@ def test_the_error_names_layer_plane_and_tokens(pool: mmkv.Pool, xp: ModuleType)
 
 
 @pytest.mark.parametrize("layout", [HYBRID, ONLY_STATES], ids=lambda layout: layout.model)
-def test_an_engine_may_change_a_state_as_soon_as_its_layer_is_there(
-    pool_dir: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("late_sums")
+def test_an_engine_may_change_a_state_as_soon_as_its_layer_is_there(pool_dir: Path, layout: Layout) -> None:
     ids = ids_of((1, 900))
     with mmkv.Pool.open(pool_dir, layout, capacity="8MiB", verify="always") as pool:
         park(pool, "chat", ids)
         slot = make_slot(layout, 903)
-        sum_up = SlotSums.take
-
-        def late(self: SlotSums, layers: Any) -> None:
-            time.sleep(0.02)
-            sum_up(self, layers)
-
-        monkeypatch.setattr(SlotSums, "take", late)
         transfer = pool.take("chat", slot)
         for layer in transfer:
             for state in slot.state[layer].values():
@@ -168,50 +158,53 @@ def test_what_the_slot_held_before_does_not_count(pool: mmkv.Pool) -> None:
         take(pool, "chat", ids, have=have, tokens=tokens)
 
 
+def with_other_copies(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
+    """From now on the copies of a transfer, layer by layer, are what `change` makes of them."""
+    place = mmkv.pool.layer_copies
+
+    def changed(*arguments: Any) -> Any:
+        layers = place(*arguments)
+        change(layers)
+        return layers
+
+    monkeypatch.setattr(mmkv.pool, "layer_copies", changed)
+
+
 def test_a_copy_to_the_wrong_rows_is_found(pool: mmkv.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = ids_of((1, 1300))
     park(pool, "chat", ids)
-    place = mmkv.pool.layer_copies
 
-    def shifted(*arguments: Any) -> Any:
-        layers = place(*arguments)
+    def shifted(layers: Any) -> None:
         for copy in layers[1].copies:
             copy.buffer_offsets = copy.buffer_offsets + UNIFORM.layers[1].planes[copy.name].token_bytes
-        return layers
 
-    monkeypatch.setattr(mmkv.pool, "layer_copies", shifted)
+    with_other_copies(monkeypatch, shifted)
     assert corrupt(pool, "chat", 1310).layer == 1
 
 
 def test_a_copy_that_is_left_out_is_found(pool: mmkv.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = ids_of((1, 1300))
     park(pool, "chat", ids)
-    place = mmkv.pool.layer_copies
 
-    def fewer(*arguments: Any) -> Any:
-        layers = place(*arguments)
+    def fewer(layers: Any) -> None:
         layers[2].copies = layers[2].copies[:1]
-        return layers
 
-    monkeypatch.setattr(mmkv.pool, "layer_copies", fewer)
+    with_other_copies(monkeypatch, fewer)
     error = corrupt(pool, "chat", 1300)
     assert (error.layer, error.plane) == (2, "scale")
 
 
 def test_a_park_whose_bytes_went_astray_is_found(pool: mmkv.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = ids_of((1, 1300))
-    place = mmkv.pool.layer_copies
 
-    def crossed(*arguments: Any) -> Any:
-        layers = place(*arguments)
+    def crossed(layers: Any) -> None:
         layers[0].copies, layers[1].copies = (
             tuple(type(copy)(copy.name, other.file, copy.buffer, copy.file_offsets, copy.buffer_offsets, copy.sizes)
                   for copy, other in zip(mine.copies, others.copies, strict=True))
             for mine, others in ((layers[0], layers[1]), (layers[1], layers[0]))
         )  # fmt: skip
-        return layers
 
-    monkeypatch.setattr(mmkv.pool, "layer_copies", crossed)
+    with_other_copies(monkeypatch, crossed)
     park(pool, "chat", ids)
     monkeypatch.undo()
     assert corrupt(pool, "chat", 1300).layer == 0

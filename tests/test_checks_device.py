@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,20 +65,14 @@ def take(pool: mmkv.Pool, cuda: SimulatedCuda, ids: Ids, devices: list[int | Non
     return receipt
 
 
+@pytest.mark.usefixtures("late_sums")
 @pytest.mark.parametrize("devices", DEVICES, ids=str)
 def test_an_engine_may_change_a_state_as_soon_as_its_layer_is_there(
-    pool: mmkv.Pool, simulated_cuda: SimulatedCuda, devices: list[int | None], monkeypatch: pytest.MonkeyPatch
+    pool: mmkv.Pool, simulated_cuda: SimulatedCuda, devices: list[int | None]
 ) -> None:
     ids = ids_of((1, 900))
     park(pool, simulated_cuda, ids, devices)
     slot = on_devices(HYBRID, simulated_cuda, make_slot(HYBRID, 903), devices)
-    sum_up = SlotSums.take
-
-    def late(self: SlotSums, layers: Any) -> None:
-        time.sleep(0.02)
-        sum_up(self, layers)
-
-    monkeypatch.setattr(SlotSums, "take", late)
     transfer = pool.take("chat", slot)
     for layer, states in enumerate(slot.state):
         device = devices[layer % len(devices)]

@@ -31,16 +31,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path / "pool"
-
-
-@pytest.fixture
-def hot(ram_path: Path) -> Path:
-    return ram_path / "hot"
-
-
 def failing_once(owner: Any, name: str, error: BaseException, *, after: bool) -> Callable[..., Any]:
     """What stands for a method and fails the first time, before or after it did its work."""
     real, calls = getattr(owner, name), []

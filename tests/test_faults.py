@@ -18,6 +18,7 @@ import pytest
 
 import mmkv
 from mmkv.store import files
+from tests.broken import BrokenConnection, Fault, raising
 from tests.computed import HYBRID, UNIFORM, assert_parked, ids_of, make_slot, park
 from tests.mirror import check_pool
 
@@ -33,27 +34,6 @@ def pool(request: pytest.FixtureRequest, pool_dir: Path) -> Iterator[mmkv.Pool]:
         park(pool, "kept", KEPT)
         park(pool, "other", OTHER)
         yield pool
-
-
-class Fault:
-    """Lets the n-th call of a function fail, and counts the calls."""
-
-    def __init__(self, real: Callable[..., Any], at: int | None, fail: Callable[..., Any]) -> None:
-        self.real, self.at, self.fail = real, at, fail
-        self.calls = 0
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.calls += 1
-        if self.calls - 1 == self.at:
-            return self.fail(*arguments, **options)
-        return self.real(*arguments, **options)
-
-
-def raising(code: int) -> Callable[..., Any]:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 def assert_nothing_lost(pool: mmkv.Pool, *, grown: bool) -> None:
@@ -201,31 +181,6 @@ def test_whichever_file_has_no_room_to_grow(pool: mmkv.Pool, monkeypatch: pytest
     assert calls > len(pool.layout.layers)
     assert_parked(pool, "large", large)
     assert_nothing_lost(pool, grown=False)
-
-
-class BrokenConnection:
-    """An SQLite connection whose n-th statement of some kind fails."""
-
-    def __init__(self, real: sqlite3.Connection, statement: str, error: sqlite3.Error) -> None:
-        self._real, self._statement, self._error = real, statement, error
-        self.failures = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
-        """Fail, or execute."""
-        if statement.startswith(self._statement):
-            self.failures += 1
-            raise self._error
-        return self._real.execute(statement, *arguments)
-
-    def executemany(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
-        """Fail, or execute."""
-        if statement.startswith(self._statement):
-            self.failures += 1
-            raise self._error
-        return self._real.executemany(statement, *arguments)
 
 
 @pytest.mark.parametrize(

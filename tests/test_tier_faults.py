@@ -17,10 +17,10 @@ import pytest
 import mmkv
 from mmkv.store import files
 from mmkv.store.pieces import Piece
+from tests.broken import BrokenConnection
 from tests.computed import HYBRID, UNIFORM, assert_holds, assert_parked, ids_of, make_slot, park
 from tests.crashed import crash
 from tests.mirror import check_pool
-from tests.test_faults import BrokenConnection
 from tests.tiered import BLOCK, BLOCK_BYTES, Moves, eventually, hot_blocks, is_hot, open_tiers
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs")
@@ -29,21 +29,6 @@ KEPT = ids_of((1, 1300))
 GROWN = np.concatenate([KEPT, ids_of((2, 700))])
 OTHER = ids_of((3, 900))
 DEADLINE = 0.3
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path / "pool"
-
-
-@pytest.fixture
-def hot(ram_path: Path) -> Path:
-    return ram_path / "hot"
-
-
-@pytest.fixture
-def moves(base: Path, monkeypatch: pytest.MonkeyPatch) -> Moves:
-    return Moves(base, monkeypatch)
 
 
 @pytest.fixture(params=[UNIFORM, HYBRID], ids=["uniform", "hybrid"])

@@ -36,21 +36,6 @@ pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs"
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path / "pool"
-
-
-@pytest.fixture
-def hot(ram_path: Path) -> Path:
-    return ram_path / "hot"
-
-
-@pytest.fixture
-def moves(base: Path, monkeypatch: pytest.MonkeyPatch) -> Moves:
-    return Moves(base, monkeypatch)
-
-
-@pytest.fixture
 def pool(base: Path, hot: Path, moves: Moves) -> Iterator[mmkv.Pool]:
     with open_tiers(base, hot) as pool:
         yield pool
