@@ -44,7 +44,7 @@ class Watch:
     def landed(self, layer: int) -> None:
         self.times[layer] = time.perf_counter() - self.start
 
-    def moved(self, path: str, size: int) -> None:
+    def moved(self, path: str, size: int, _address: int | None = None) -> None:
         self.paths[path] = self.paths.get(path, 0) + size
 
     def failed(self, error: Exception) -> None:

@@ -13,7 +13,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ONE", "Values", "columns", "look_up", "multiply", "power", "shift", "tables"]
+__all__ = ["ONE", "Values", "columns", "look_up", "multiply", "power", "shift", "shift_one", "tables"]
 
 Values = npt.NDArray[np.uint32]
 
@@ -83,6 +83,21 @@ def look_up(four_tables: Values, values: Values) -> Values:
 def _doubled(bit: int) -> Values:
     """The tables of x to the number of bits in 2 to the `bit` bytes."""
     return tables(power(8 << bit))
+
+
+@functools.cache
+def _doubled_lists(bit: int) -> list[list[int]]:
+    listed: list[list[int]] = _doubled(bit).tolist()
+    return listed
+
+
+def shift_one(value: int, size: int) -> int:
+    """The same as `shift` of one value, in a twentieth of the time."""
+    for bit in range(size.bit_length()):
+        if size >> bit & 1:
+            first, second, third, fourth = _doubled_lists(bit)
+            value = first[value & 255] ^ second[value >> 8 & 255] ^ third[value >> 16 & 255] ^ fourth[value >> 24]
+    return value
 
 
 def shift(values: npt.ArrayLike, sizes: npt.ArrayLike) -> Values:

@@ -25,7 +25,7 @@ try:
 except ImportError:
     _library = None
 
-__all__ = ["Parts", "UnitStream", "Values", "combine", "crc32c", "host_checksums"]
+__all__ = ["Parts", "UnitStream", "Values", "combine", "crc32c", "host_checksums", "host_view"]
 
 _logger = logging.getLogger("mmkv")
 
@@ -54,6 +54,12 @@ def crc32c(data: Any, value: int = 0) -> int:
         part = octets[start : start + _SLICE]
         value = int(shift(value ^ _ONES, len(part))) ^ _remainder(part) ^ _ONES
     return value
+
+
+def host_view(address: int, size: int) -> memoryview:
+    """The bytes at an address of host memory, which the caller keeps alive, to be read."""
+    view: memoryview = _view(address, size, _READ_ONLY)
+    return view
 
 
 def combine(first: npt.ArrayLike, second: npt.ArrayLike, second_bytes: npt.ArrayLike) -> Values:
@@ -119,6 +125,12 @@ class Parts:
         units = (starts + begun) // unit_bytes
         count = int(units[-1]) + 1 if len(units) else 0
         return cls(addresses[runs] + starts - (ends - sizes)[runs], np.diff(cuts), units, count)
+
+    def of(self, chosen: npt.NDArray[np.bool_]) -> Parts:
+        """Some of the units; bool, shape (count,)."""
+        parts = chosen[self.units]
+        units = np.cumsum(chosen) - 1
+        return Parts(self.addresses[parts], self.sizes[parts], units[self.units[parts]], int(chosen.sum()))
 
     @functools.cached_property
     def unit_sizes(self) -> Words:
@@ -206,7 +218,7 @@ def host_checksums(parts: Parts, values: npt.ArrayLike | None = None, *, threads
 def _checksum_span(parts: Parts, span: slice, results: Values) -> None:
     columns = (parts.units[span].tolist(), parts.addresses[span].tolist(), parts.sizes[span].tolist())
     for unit, address, size in zip(*columns, strict=True):
-        results[unit] = crc32c(_view(address, size, _READ_ONLY), int(results[unit]))
+        results[unit] = crc32c(host_view(address, size), int(results[unit]))
 
 
 def _remainder(octets: npt.NDArray[np.uint8]) -> int:

@@ -112,12 +112,12 @@ class Fill:
             self._changed.notify_all()
         self._transfer.landed(layer)
 
-    def moved(self, path: str, size: int) -> None:
+    def moved(self, path: str, size: int, address: int | None = None) -> None:
         """See `Progress.moved`."""
         with self._changed:
             self.bytes += size
             self.path = path
-        self._transfer.moved(path, size)
+        self._transfer.moved(path, size, address)
 
     def failed(self, error: Exception) -> None:
         """See `Progress.failed`."""

@@ -11,6 +11,7 @@ from mmkv.castagnoli import Values
 from mmkv.checksum import Parts
 from mmkv.digesting import Digester
 from mmkv.geometry import TokenRuns
+from mmkv.piecesums import PieceSums
 from mmkv.plan import Arrays
 from mmkv.units import Columns, Spans
 
@@ -67,8 +68,20 @@ class SlotSums:
             + sum(buffer.bytes for buffer in self._layer_states(layer).values())
             for layer in self.layers
         ]
+        self._pieces = self._piece_sums()
         self.blocks = np.zeros((len(spans), len(columns.blocks)), dtype=np.uint32)
         self.states = np.zeros(len(columns.checkpoints), dtype=np.uint32)
+
+    def _piece_sums(self) -> PieceSums | None:
+        """What takes the checksums of pieces, where all arrays are on the host and each span is one run in them."""
+        if not self._spans or len(self._row) != self._spans or (np.diff(self._row) < 0).any():
+            return None
+        units = self._columns.blocks[:-1]
+        arrays = [self._planes[unit.layer][unit.name] for unit in units]
+        if any(array.device is not None for array in arrays):
+            return None
+        sizes = np.array([unit.bytes for unit in units], dtype=np.int64)
+        return PieceSums([array.address for array in arrays], sizes, self._row, self._tokens)
 
     @property
     def layers(self) -> range:
@@ -95,9 +108,30 @@ class SlotSums:
 
     def take(self, layers: Sequence[int]) -> None:
         """Take the checksums of layers that lie on one device, whose bytes are down."""
-        parts = self.parts(layers)
-        if parts.count:
-            self.put(layers, self._digester.checksums(parts, self.device(layers[0])))
+        if self._pieces is None:
+            parts = self.parts(layers)
+            if parts.count:
+                self.put(layers, self._digester.checksums(parts, self.device(layers[0])))
+            return
+        for layer in layers:
+            self._complete(layer, self._pieces)
+
+    def copied(self, address: int, size: int) -> None:
+        """Bytes in host memory were copied: take their checksums, if they are of rows in question."""
+        if self._pieces is not None:
+            self._pieces.add(address, size)
+
+    def _complete(self, layer: int, pieces: PieceSums) -> None:
+        """Take the checksums of what was not copied in pieces of which it was told."""
+        planes = self._columns.planes[layer]
+        self.blocks[:, planes], whole = pieces.values(planes)
+        if whole.all() and not self.has_states(layer):
+            return
+        parts = self.parts([layer])
+        values, left = np.zeros(parts.count, dtype=np.uint32), np.ones(parts.count, dtype=bool)
+        values[: whole.size], left[: whole.size] = self.blocks[:, planes].T.ravel(), ~whole.T.ravel()
+        values[left] = self._digester.checksums(parts.of(left), None)
+        self.put([layer], values)
 
     def _layer_states(self, layer: int) -> Mapping[str, Buffer]:
         return self._states[layer] if self._states else {}

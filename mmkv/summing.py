@@ -1,4 +1,4 @@
-"""A transfer's progress that takes the checksums of each layer when its bytes are down."""
+"""A transfer's progress that takes the checksums of what the stores tell of: of pieces, then of whole layers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ class Sums(Protocol):
     def take(self, layers: Sequence[int]) -> None:
         """The bytes of some layers are down."""
 
+    def copied(self, address: int, size: int) -> None:
+        """Bytes in host memory were copied, of which the processor's cache may still have some."""
+
     def has_states(self, layer: int) -> bool:
         """Whether a layer has states that are summed."""
 
@@ -35,7 +38,7 @@ class Summing:
     """Stands between the stores and a transfer; see `mmkv.store.contract.Progress` for what it hears.
 
     Layers on a device are taken together from some 256 MiB on, all others at once, by the thread of the store that told
-    of them: meanwhile the other layers are on their way.
+    of them: meanwhile the other layers are on their way. On the host, most of a layer was taken before, piece by piece.
 
     Parameters
     ----------
@@ -62,7 +65,6 @@ class Summing:
         self._left = sum(1 for stores in stores_by_layer if stores)
         self._waiting: dict[int, list[int]] = {}
         self._lock = threading.Lock()
-        self.moved = whole.moved
         self.failed = whole.failed
         self.released = whole.released
 
@@ -75,6 +77,16 @@ class Summing:
         """See `Progress.submitted`."""
         if not self._first[layer]:
             self._whole.submitted(layer, event)
+
+    def moved(self, path: str, size: int, address: int | None = None) -> None:
+        """See `Progress.moved`."""
+        if address is not None and not self._whole.stopped:
+            try:
+                for sums in self._sums:
+                    sums.copied(address, size)
+            except Exception as error:
+                self._whole.failed(TransferError(f"the checksums of {size} bytes could not be taken: {error}"))
+        self._whole.moved(path, size)
 
     def landed(self, layer: int) -> None:
         """See `Progress.landed`."""

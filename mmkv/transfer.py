@@ -246,7 +246,7 @@ class Transfer:
                 self._landed[layer] = True
                 self._changed.notify_all()
 
-    def moved(self, path: str, size: int) -> None:
+    def moved(self, path: str, size: int, _address: int | None = None) -> None:
         """See `Progress.moved`."""
         with self._changed:
             self.moved_bytes[path] = self.moved_bytes.get(path, 0) + size

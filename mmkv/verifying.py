@@ -204,6 +204,9 @@ class _IdSums:
         """See `Sums.take`: the first layers to land are as good a time as any."""
         self.values()
 
+    def copied(self, _address: int, _size: int) -> None:
+        """See `Sums.copied`."""
+
     def values(self) -> Values:
         """The checksum of each span's ids."""
         with self._lock:
@@ -243,7 +246,7 @@ class _Aside:
     def landed(self, layer: int) -> None:
         """See `Progress.landed`."""
 
-    def moved(self, path: str, size: int) -> None:
+    def moved(self, path: str, size: int, address: int | None = None) -> None:
         """See `Progress.moved`."""
 
 

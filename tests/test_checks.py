@@ -17,6 +17,7 @@ from benchmarks.corruptions import KINDS, Trials
 from mmkv.exporting import export_conversation
 from mmkv.geometry import Extent
 from mmkv.layout import Layout
+from mmkv.piecesums import PieceSums
 from mmkv.unit_table import read_bad, read_units
 from tests.computed import HYBRID, ONLY_STATES, UNIFORM, Ids, assert_holds, assert_parked, ids_of, make_slot, park
 
@@ -468,14 +469,22 @@ def test_rows_that_make_no_sense_are_refused(pool_dir: Path, change: str) -> Non
 # What goes wrong meanwhile
 
 
-def test_checksums_that_cannot_be_taken_fail_the_transfer(pool: mmkv.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["piece", "layer"])
+def test_checksums_that_cannot_be_taken_fail_the_transfer(
+    pool: mmkv.Pool, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     ids = ids_of((1, 1300))
     park(pool, "chat", ids)
 
     def fail(*_: Any) -> Any:
         raise RuntimeError("the device fell off the bus")
 
-    monkeypatch.setattr(pool._checks.digester, "checksums", fail)
+    if where == "piece":
+        monkeypatch.setattr(PieceSums, "add", fail)
+    else:
+        monkeypatch.setattr(pool._checks.digester, "checksums", fail)
+        # So that pieces tell nothing.
+        monkeypatch.setattr(PieceSums, "add", lambda *_: None)
     with pytest.raises(mmkv.TransferError, match="checksums could not be taken: the device fell off"):
         pool.take("chat", make_slot(UNIFORM, 1300)).result(30)
     with pytest.raises(mmkv.TransferError, match="checksums could not be taken"):

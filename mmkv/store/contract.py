@@ -80,8 +80,8 @@ class Progress(Protocol):
     def landed(self, layer: int) -> None:
         """The layer's bytes are where they belong."""
 
-    def moved(self, path: str, size: int) -> None:
-        """`size` bytes went by `path`."""
+    def moved(self, path: str, size: int, address: int | None = None) -> None:
+        """`size` bytes went by `path`; to or from one place in host memory, a store may say at which address."""
 
     def failed(self, error: Exception) -> None:
         """A copy failed; no layer lands from now on. The first error counts."""

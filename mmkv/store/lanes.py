@@ -113,7 +113,7 @@ def drain(
             if progress.stopped:
                 return
             path = _call(move, piece)
-            progress.moved(path, piece.size)
+            progress.moved(path, piece.size, piece.host_address)
             with lock:
                 left[piece.layer] -= piece.size
                 landed = left[piece.layer] == 0

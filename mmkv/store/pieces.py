@@ -39,6 +39,12 @@ class Piece:
     size: int
     scatter: Scatter | None = None
 
+    @property
+    def host_address(self) -> int | None:
+        """Where it lies in the buffer, if that is one place in host memory."""
+        buffer = self.copy.buffer
+        return buffer.address + self.buffer_offset if buffer.device is None and self.scatter is None else None
+
 
 Batch: TypeAlias = list[Piece]
 # A file offset, a buffer offset, a size, and a scatter.

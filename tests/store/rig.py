@@ -47,7 +47,7 @@ class Recorder:
         assert not self.releases
         self.landings.append(layer)
 
-    def moved(self, path: str, size: int) -> None:
+    def moved(self, path: str, size: int, address: int | None = None) -> None:
         with self._lock:
             self.bytes[path] = self.bytes.get(path, 0) + size
 
