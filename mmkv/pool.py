@@ -44,6 +44,7 @@ from mmkv.ledger import Conversation, Ledger, Version
 from mmkv.match import Match, longest_prefix
 from mmkv.medium import boot_id
 from mmkv.movers import Movers
+from mmkv.names import as_path, as_text, conversation_id
 from mmkv.opening import (
     Opened,
     forget_stored_hot,
@@ -76,7 +77,6 @@ from mmkv.writer import Writer
 
 __all__ = ["Pool"]
 
-_MAX_NAME = 512
 _STORES = ("auto", "mapped", "direct", "posix")
 _MAX_THREADS = 12
 _log = logging.getLogger("mmkv")
@@ -315,7 +315,7 @@ class Pool:
         -----
         Creating touches none of the capacity. Reopening reads the catalog, not the ids: about 0.1 ms a conversation.
         """
-        where = _absolute(path, "path")
+        where = as_path(path, "path")
         size = None if capacity is None else parse_bytes(capacity, "capacity")
         free = None if min_free_ram is None else (0 if min_free_ram == 0 else parse_bytes(min_free_ram, "min_free_ram"))
         if store not in _STORES:
@@ -326,9 +326,9 @@ class Pool:
         older = as_count(checkpoints, "checkpoints", least=0)
         lanes = max(2, min(_MAX_THREADS, os.cpu_count() or 2)) if threads is None else threads
         lanes = as_count(lanes, "threads", least=1)
-        elsewhere = None if catalog is None else _absolute(catalog, "catalog")
+        elsewhere = None if catalog is None else as_path(catalog, "catalog")
         hot_size = None if hot_capacity is None else parse_bytes(hot_capacity, "hot_capacity")
-        hot_path = None if hot is None or hot is False else _absolute(hot, "hot")
+        hot_path = None if hot is None or hot is False else as_path(hot, "hot")
         with refusals(f"cannot open the pool at {where}"):
             if readonly:
                 opened = open_reader(where, layout, elsewhere)
@@ -444,10 +444,10 @@ class Pool:
         handover: Handover | None = None,
     ) -> tuple[Transfer, Callable[[], None]]:
         """A park with its space reserved, and the function that begins it."""
-        name = _conversation_id(conversation)
+        name = conversation_id(conversation)
         self._require_owner()
         self._require_slot(slot)
-        where = _text(namespace, "namespace", least=0)
+        where = as_text(namespace, "namespace", least=0)
         ids = as_token_ids(token_ids)
         if not len(ids):
             raise ValueError("a conversation has one token at least: token_ids is empty")
@@ -775,7 +775,7 @@ class Pool:
             A context manager; `tokens` may be 0.
         """
         ids = as_token_ids(token_ids)
-        where = _text(namespace, "namespace", least=0)
+        where = as_text(namespace, "namespace", least=0)
         with self._reading():
             found, tokens = longest_prefix(self._ledger, self._space, ids, where, usable=self._usable_tokens)
             self._matches["hits" if found else "misses"] += 1
@@ -898,7 +898,7 @@ class Pool:
             How many leading tokens; by default the match's, or all. Where the layout has states, it must be a
             checkpoint's count.
         """
-        name = _conversation_id(target)
+        name = conversation_id(target)
         self._require_owner()
         uninterrupted(partial(self._fork, source, name, tokens))
 
@@ -962,9 +962,9 @@ class Pool:
             The file is damaged or no such file, or there is a conversation of that id.
         """
         self._require_owner()
-        with Parcel(_absolute(file, "file"), self.layout, self.path) as parcel:
-            name = _conversation_id(parcel.about.conversation if conversation is None else conversation)
-            where = _text(parcel.about.namespace if namespace is None else namespace, "namespace", least=0)
+        with Parcel(as_path(file, "file"), self.layout, self.path) as parcel:
+            name = conversation_id(parcel.about.conversation if conversation is None else conversation)
+            where = as_text(parcel.about.namespace if namespace is None else namespace, "namespace", least=0)
             self._traffic.enter_park(name, self._require_owner)
             arrival: Arrival | None = None
             try:
@@ -1463,15 +1463,6 @@ def _require_name(conversation: object) -> str:
     return conversation
 
 
-def _absolute(path: str | os.PathLike[str], what: str) -> Path:
-    found = os.fspath(path)
-    if not isinstance(found, str):
-        raise TypeError(f"{what} must be text or a path, not {found!r}")
-    if "\0" in found:
-        raise ValueError(f"{what} has a null character: {found!r}")
-    return Path(os.path.abspath(found))
-
-
 def _require_seconds(value: object, what: str) -> None:
     if value is None:
         return
@@ -1479,23 +1470,6 @@ def _require_seconds(value: object, what: str) -> None:
         raise TypeError(f"{what} must be seconds or None, not {value!r}")
     if not float(value) > 0:
         raise ValueError(f"{what} must be positive seconds or None, not {value!r}")
-
-
-def _conversation_id(value: object) -> str:
-    return _text(value, "a conversation's id", least=1, most=_MAX_NAME)
-
-
-def _text(value: object, what: str, *, least: int, most: int = _MAX_NAME) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{what} must be a string, not {value!r}")
-    if not least <= len(value) <= most:
-        shown = value if len(value) <= 40 else value[:40] + "..."
-        raise ValueError(f"{what} has {least} to {most} characters, not {len(value)}: {shown!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{what} {value!r} is no valid Unicode: {error.reason}") from error
-    return value
 
 
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()

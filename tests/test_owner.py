@@ -243,7 +243,9 @@ def _sqlite_error(name: str) -> Exception:
         ({"deadline": "x"}, TypeError, "deadline must be seconds or None, not 'x'"),
         ({"deadline": float("nan")}, ValueError, "nan"),
         ({"max_idle": True}, TypeError, "max_idle must be seconds or None, not True"),
+        ({"path": None}, TypeError, "path must be text or a path, not None"),
         ({"hot": b"hot"}, TypeError, "hot must be text or a path"),
+        ({"hot": True}, TypeError, "hot must be text or a path, not True"),
     ],
 )
 def test_arguments_of_open(path: Path, arguments: dict[str, Any], error: type[Exception], text: str) -> None:
