@@ -8,6 +8,7 @@ of a convolution or a recurrence are states.
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from mmkv.integrations.fingerprint import model_string
 from mmkv.integrations.streaming import decoder_layers, device_of
 from mmkv.sizes import as_count
 
-__all__ = ["cache_argument", "layout_of", "new_cache", "seek", "slot_of"]
+__all__ = ["cache_argument", "layout_of", "new_cache", "require_model", "seek", "slot_of"]
 
 # The caches that are understood, by the names of the classes that Transformers gives its layers.
 _FULL = {"DynamicLayer", "StaticLayer"}
@@ -50,7 +51,10 @@ def layout_of(model: Any, *, name: str | None = None, revision: str | None = Non
     ------
     ValueError
         A layer keeps its cache in a way that has no planes and states; the text names it.
+    TypeError
+        It is no model.
     """
+    require_model(model)
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} has an encoder, whose cache no token ids stand for: use a decoder")
     cache = transformers.DynamicCache(config=model.config)
@@ -73,6 +77,7 @@ def new_cache(model: Any, layout: mmkv.Layout, max_tokens: int) -> transformers.
     max_tokens : int
         How many tokens it holds; where the model has windows, at least the widest one's.
     """
+    require_model(model)
     tokens = as_count(max_tokens, "max_tokens", least=1)
     windows = [layer.state["k"].shape[1] for layer in layout.layers if "k" in layer.state]
     cache = transformers.StaticCache(config=model.config, max_cache_len=max(tokens, *windows, 1))
@@ -124,6 +129,15 @@ def seek(cache: transformers.Cache, tokens: int) -> None:
                     layer.cumulative_length_int = count
             for number in getattr(layer, "has_previous_state", ()):
                 layer.has_previous_state[number] = count > 0
+
+
+def require_model(model: object) -> None:
+    """Raise a `TypeError` unless a model of Transformers is what was given."""
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise TypeError(
+            "model must be a model of Transformers, such as AutoModelForCausalLM.from_pretrained(...) gives, not "
+            f"{reprlib.repr(model)}"
+        )
 
 
 def cache_argument(model: Any) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import reprlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 
 import mmkv
-from mmkv.integrations.caches import cache_argument, layout_of, new_cache, seek, slot_of
+from mmkv.integrations.caches import cache_argument, layout_of, new_cache, require_model, seek, slot_of
 from mmkv.integrations.streaming import by_layer, device_of, streams_of
+from mmkv.names import conversation_id
 from mmkv.sizes import as_count
 
 __all__ = ["Answer", "ChatPool"]
@@ -113,6 +115,8 @@ class ChatPool:
         layout: mmkv.Layout | None = None,
         **options: Any,
     ) -> None:
+        require_model(model)
+        _require_tokenizer(tokenizer)
         if model.training:
             raise ValueError(f"{type(model).__name__} is in training mode: call eval() on it first")
         self.model = model
@@ -126,6 +130,7 @@ class ChatPool:
         self._cache_argument = cache_argument(model)
         self._stops = _stops(model, tokenizer)
         self._lock = threading.Lock()
+        self._answering: int | None = None
         if capacity is None and not (Path(pool_dir) / "pool.json").exists():
             slot_bytes = self._max_tokens * (self.layout.token_bytes + 8) + 4 * self.layout.state_bytes
             capacity = 16 * slot_bytes + (64 << 20)
@@ -161,14 +166,19 @@ class ChatPool:
         max_new_tokens : int
             The most tokens of the answer.
         on_token : callable, optional
-            Called with each token as soon as it may be shown.
+            Called with each token as soon as it may be shown. It may not call `chat`.
 
         Raises
         ------
-        ValueError
-            The prompt is empty, or leaves no room for an answer.
+        ValueError, TypeError
+            The prompt is empty, or leaves no room for an answer; another argument is wrong.
+        MmkvError
+            It was called by its own `on_token`.
         """
         started = time.perf_counter()
+        name = conversation_id(conversation)
+        if on_token is not None and not callable(on_token):
+            raise TypeError(f"on_token must be a function of a token or None, not {on_token!r}")
         prompt = self.prompt_ids(messages)
         if not prompt:
             raise ValueError("the messages have no tokens: there is nothing to answer")
@@ -178,16 +188,16 @@ class ChatPool:
                 f"the prompt has {len(prompt)} tokens, and a slot holds {self._max_tokens}: give a larger max_tokens"
             )
         limit = min(as_count(max_new_tokens, "max_new_tokens", least=1), room)
-        with self._lock:
-            seat = self._seat(conversation)
+        with self._turn():
+            seat = self._seat(name)
             taken: mmkv.Receipt | None = None
             try:
                 token, reused, taken = self._read(seat, prompt)
             except mmkv.MmkvError:
-                _log.warning("%r cannot be taken, so its prompt is read again", conversation, exc_info=True)
+                _log.warning("%r cannot be taken, so its prompt is read again", name, exc_info=True)
                 # The transfer that failed may still be at the former memory.
                 seat, reused = self._new_seat(), 0
-                seat.conversation = conversation
+                seat.conversation = name
                 token = self._finish(seat, prompt, None)
             first_token_seconds = time.perf_counter() - started
             answer: list[int] = []
@@ -212,8 +222,24 @@ class ChatPool:
                 seconds=time.perf_counter() - started,
             )
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One answer at a time."""
+        me = threading.get_ident()
+        if self._answering == me:
+            raise mmkv.MmkvError(
+                "chat was called by the on_token of an answer that is under way: call it when that one has returned"
+            )
+        with self._lock:
+            self._answering = me
+            try:
+                yield
+            finally:
+                self._answering = None
+
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of messages and of the answer's beginning, by the tokenizer's chat template."""
+        _require_messages(messages)
         encoded = self.tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
         )
@@ -289,6 +315,24 @@ class ChatPool:
             return None
         transfer.add_done_callback(_tell)
         return transfer
+
+
+def _require_tokenizer(tokenizer: object) -> None:
+    for method in ("apply_chat_template", "decode"):
+        if not callable(getattr(tokenizer, method, None)):
+            raise TypeError(
+                f"tokenizer must be the model's tokenizer, such as AutoTokenizer.from_pretrained(...) gives: "
+                f"{tokenizer!r} has no {method}()"
+            )
+
+
+def _require_messages(messages: Any) -> None:
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str | bytes)
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
+        raise TypeError(
+            "messages must be a list of mappings, such as [{'role': 'user', 'content': 'Hello'}], not "
+            f"{reprlib.repr(messages)}"
+        )
 
 
 def _tell(transfer: mmkv.Transfer) -> None:

@@ -166,6 +166,53 @@ def test_a_model_in_training_is_refused(tmp_path: Path) -> None:
         ChatPool(make_model("llama").train(), Letters(), tmp_path / "pool")
 
 
+@pytest.mark.parametrize("given", [None, "llama", torch.nn.Linear(2, 2)])
+def test_what_is_no_model_is_refused(given: Any, tmp_path: Path) -> None:
+    for call in (lambda: ChatPool(given, Letters(), tmp_path / "pool"), lambda: layout_of(given)):
+        with pytest.raises(TypeError, match=rf"model must be a model of Transformers.*, not {repr(given)[:4]}"):
+            call()
+
+
+@pytest.mark.parametrize("given", [None, "llama"])
+def test_what_is_no_tokenizer_is_refused(given: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=f"tokenizer must be the model's tokenizer.*: {given!r} has no apply_chat"):
+        ChatPool(make_model("llama"), given, tmp_path / "pool")
+
+
+def test_bad_arguments_are_refused_before_anything_is_computed(
+    pool_in_ram: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [{"role": "user", "content": said(0, 0)}]
+    with ChatPool(make_model("llama"), Letters(), pool_in_ram, slots=1, max_tokens=MAX_TOKENS) as chats:
+        monkeypatch.setattr(chats, "_compute", lambda *_: pytest.fail("it was computed"))
+        wrong: Any
+        for wrong in ("hello", "", None, 5, ["hello"], [None], messages[0]):
+            with pytest.raises(TypeError, match=r"messages must be a list of mappings, such as \[.*\], not "):
+                chats.chat("chat", wrong)
+        for wrong in (None, 5):
+            with pytest.raises(TypeError, match=f"a conversation's id must be a string, not {wrong}"):
+                chats.chat(wrong, messages)
+        with pytest.raises(ValueError, match="a conversation's id has 1 to 512 characters"):
+            chats.chat("", messages)
+        with pytest.raises(TypeError, match="on_token must be a function of a token or None, not 5"):
+            chats.chat("chat", messages, on_token=5)  # type: ignore[arg-type]
+
+
+def test_a_turn_within_a_turn_is_refused(pool_in_ram: Path) -> None:
+    talk, seen = Talk(), []
+    messages = [{"role": "user", "content": said(0, 0)}]
+    with ChatPool(make_model("llama"), Letters(), pool_in_ram, slots=2, max_tokens=MAX_TOKENS) as chats:
+
+        def ask(token: int) -> None:
+            with pytest.raises(mmkv.MmkvError, match="chat was called by the on_token of an answer"):
+                talk.turn(chats, 1, 0)
+            seen.append(token)
+
+        answer = chats.chat("chat", messages, max_new_tokens=3, on_token=ask)
+        assert answer.token_ids == seen
+        assert talk.turn(chats, 2, 0).parked is not None
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen_hybrid"])
 def test_a_take_that_fails_costs_a_reading_of_the_prompt(
     name: str, pool_in_ram: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
