@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -12,6 +12,8 @@ import numpy.typing as npt
 from mmkv.blocks import tokens_before
 from mmkv.catalog import ConversationRow, Resident, VersionRow
 from mmkv.geometry import Extent, Geometry, extent_blocks
+from mmkv.quarantine import usable_tokens
+from mmkv.space import Kind
 
 __all__ = [
     "ConversationInfo",
@@ -57,7 +59,7 @@ class ConversationInfo:
     dirty_bytes : int
         Those of them that are not at the pool's path yet.
     usable_tokens : int
-        How many of its tokens lie before the first block in quarantine: all, most often.
+        How many of its tokens can be taken: all, unless some of its blocks or checkpoints are in quarantine.
     """
 
     conversation: str
@@ -221,11 +223,11 @@ def conversation_infos(
     rows: Iterable[ConversationRow],
     geometry: Geometry,
     residents: Iterable[Resident] = (),
-    bad: Collection[int] = (),
+    bad: Mapping[Kind, Collection[int]] | None = None,
 ) -> list[ConversationInfo]:
     """The figures of every conversation, in the order of `rows`, which must be all that the catalog holds.
 
-    `residents` are what the catalog lists in the hot tier, and `bad` the blocks in quarantine.
+    `residents` are what the catalog lists in the hot tier, and `bad` the numbers in quarantine, by kind.
 
     Costs one pass over the extents, whatever block numbers they have; `owned_bytes` needs all of them.
     """
@@ -233,7 +235,7 @@ def conversation_infos(
     blocks = _Holders(extent for row in rows for extent in union_extents(_extents(row)))
     records = _Holders(record for row in rows for record in union_extents(_records(row)))
     hot = _Warm(residents, geometry)
-    return [_info(row, geometry, blocks, records, hot, bad) for row in rows]
+    return [_info(row, geometry, blocks, records, hot, bad or {}) for row in rows]
 
 
 def union_extents(extents: Iterable[Extent]) -> list[Extent]:
@@ -316,9 +318,10 @@ def _info(
     blocks: _Holders,
     records: _Holders,
     warm: _Warm,
-    bad: Collection[int],
+    bad: Mapping[Kind, Collection[int]],
 ) -> ConversationInfo:
     version = row.version
+    sound = tokens_before(bad.get("blocks", ()), version.extents, version.tokens, geometry.block_tokens)
     alone = blocks.alone(version.extents)
     alone_records = records.alone([Extent(point.record, 1) for point in version.checkpoints])
     return ConversationInfo(
@@ -337,5 +340,5 @@ def _info(
         synced=version.synced,
         hot_bytes=warm.bytes(version, dirty=False),
         dirty_bytes=warm.bytes(version, dirty=True),
-        usable_tokens=tokens_before(bad, version.extents, version.tokens, geometry.block_tokens),
+        usable_tokens=usable_tokens(geometry.layout, version, sound, bad.get("checkpoints", ())),
     )

@@ -59,12 +59,13 @@ from mmkv.parking import Park
 from mmkv.placement import Placement
 from mmkv.plan import layer_copies
 from mmkv.prefix import as_token_ids
+from mmkv.quarantine import usable_tokens
 from mmkv.refused import refusals, started
 from mmkv.room import Room
 from mmkv.route import Route, plan_route
 from mmkv.sizes import as_count, parse_bytes, round_up
 from mmkv.slot import Slot
-from mmkv.space import Kind, Space
+from mmkv.space import KINDS, Kind, Space
 from mmkv.store.contract import Gate
 from mmkv.swapping import Handover
 from mmkv.taking import Take
@@ -816,7 +817,7 @@ class Pool:
             self._find(conversation)
             rows = [other.row() for other in self._ledger.conversations.values()]
             residents = self._catalog.residents()
-            bad = list(self._ledger.quarantine.numbers("blocks"))
+            bad = {kind: set(self._ledger.quarantine.numbers(kind)) for kind in KINDS}
         infos = conversation_infos(rows, self._space.geometry, residents, bad)
         return next(info for info in infos if info.conversation == conversation)
 
@@ -1333,10 +1334,7 @@ class Pool:
 
     def _usable_tokens(self, version: Version, common: int) -> int:
         """How many of some leading tokens can be taken: up to a checkpoint, or to the end of an opaque page."""
-        if self.layout.state_bytes:
-            points = self._ledger.quarantine.sound_points(version.row.checkpoints)
-            return max((point.tokens for point in points if point.tokens <= common), default=0)
-        return common if common == version.tokens else common // self.layout.granule * self.layout.granule
+        return usable_tokens(self.layout, version.row, common, self._ledger.quarantine.numbers("checkpoints"))
 
     def _prefix_tokens(self, name: str, version: Version, default: int, tokens: int | None) -> int:
         count = default if tokens is None else as_count(tokens, "tokens", least=1)
@@ -1356,10 +1354,11 @@ class Pool:
         sound = quarantine.sound_tokens(version.extents, version.tokens, self._space.geometry.block_tokens)
         points = [point for point in version.row.checkpoints if point.tokens == count]
         if sound < count or len(quarantine.sound_points(points)) < len(points):
-            usable = self._usable_tokens(version, sound)
+            usable = self._usable_tokens(version, min(sound, count))
+            rest = f"take its first {usable} tokens, and read its prompt again from there on"
             raise ConversationCorrupt(
-                f"{name!r} has {count} tokens, of which only the first {usable} are those that were parked; the others "
-                "are in quarantine: take so many, and read its prompt again from there on"
+                f"{name!r} cannot be taken up to token {count}: some of what was parked for it is in quarantine, for "
+                f"its bytes are others now; {rest if usable else 'read its prompt again'}"
             )
 
     def _require_page_end(self, have: int, count: int, version: Version, name: str) -> None:

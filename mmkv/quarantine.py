@@ -6,12 +6,24 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from mmkv.blocks import BlockAllocator, tokens_before
-from mmkv.catalog import Checkpoint
+from mmkv.catalog import Checkpoint, VersionRow
 from mmkv.geometry import Extent
+from mmkv.layout import Layout
 from mmkv.space import KINDS, Kind
 from mmkv.unit_table import Bad
 
-__all__ = ["Quarantine"]
+__all__ = ["Quarantine", "usable_tokens"]
+
+
+def usable_tokens(layout: Layout, version: VersionRow, sound: int, bad_records: Collection[int] = ()) -> int:
+    """How many of the first `sound` tokens of a version can be taken: up to a checkpoint, or the end of an opaque page.
+
+    The checkpoints in `bad_records` do not count.
+    """
+    if layout.state_bytes:
+        points = (point.tokens for point in version.checkpoints if point.record not in bad_records)
+        return max((tokens for tokens in points if tokens <= sound), default=0)
+    return sound if sound == version.tokens else sound // layout.granule * layout.granule
 
 
 class Quarantine:

@@ -17,6 +17,7 @@ from mmkv.errors import ConversationCorrupt, MmkvError, TransferError
 from mmkv.movers import Movers, Share
 from mmkv.placement import Placement
 from mmkv.plan import Arrays, layer_copies
+from mmkv.quarantine import usable_tokens
 from mmkv.scratch import Scratch
 from mmkv.slotsums import SlotSums
 from mmkv.space import Space
@@ -176,10 +177,13 @@ class Verification:
             found.append((unit.layer, unit.name, 0, take.count))
         layer, plane, start, end = min(found)
         units = int(np.count_nonzero(differs)) + len(wrong_states)
-        sound = min((place[2] for place in found), default=0)
+        sound = int(self._whole.token[differs.any(axis=1)].min(initial=take.count))
+        records = {row.number for row in bad if row.kind == "checkpoints"}
+        usable = usable_tokens(self._checks.space.geometry.layout, take.version.row, sound, records)
         error = ConversationCorrupt(
             f"{take.name!r}: layer {layer}, {plane!r}, tokens {start} to {end - 1} are not those that were parked "
-            f"({units} units differ): what holds them is in quarantine; read its prompt again from token {sound} on",
+            f"({units} units differ): what holds them is in quarantine; read its prompt again"
+            + (f" from token {usable} on" if usable else ""),
             layer=layer,
             plane=plane,
             tokens=(start, end),

@@ -126,7 +126,12 @@ def test_a_flipped_bit_of_a_state_is_found(pool_dir: Path, layout: Layout) -> No
         flip_at(file.path, pool._space.geometry.state_offset(layer, name, points[-1].record) + 5)
         error = corrupt(pool, "chat", 900)
         assert (error.layer, error.plane) == (layer, name)
+        assert "read its prompt again from token 600 on" in str(error)
         assert matched(pool, ids) == 600, "the checkpoint before is as it was"
+        with mmkv.Pool.open(pool_dir, readonly=True) as reader:
+            assert pool.info("chat").usable_tokens == reader.info("chat").usable_tokens == 600
+        with pytest.raises(mmkv.ConversationCorrupt, match="take its first 600 tokens, and read its prompt again from"):
+            pool.take("chat", make_slot(layout, 900))
         assert take(pool, "chat", ids, tokens=600).tokens == 600
         park(pool, "chat", ids)
         assert take(pool, "chat", ids).tokens == 900
@@ -222,7 +227,7 @@ def test_a_bad_block_leaves_matching_and_sharing_and_is_written_anew(pool: mmkv.
     flip(pool, "chat", 700)
     corrupt(pool, "chat", 1800)
     for name in ("chat", "fork"):
-        with pytest.raises(mmkv.ConversationCorrupt, match="only the first 512"):
+        with pytest.raises(mmkv.ConversationCorrupt, match="take its first 512 tokens, and"):
             pool.take(name, make_slot(UNIFORM, 1800))
         assert pool.info(name).usable_tokens == 512
     assert matched(pool, ids) == 512
@@ -242,6 +247,18 @@ def test_a_bad_block_leaves_matching_and_sharing_and_is_written_anew(pool: mmkv.
     pool.drop("fork")
     assert pool._space.blocks.counts[bad] == 0
     assert pool.stats().corrupt == 0
+
+
+@pytest.mark.parametrize("layout", [UNIFORM, HYBRID], ids=lambda layout: layout.model)
+def test_where_nothing_is_left_the_whole_prompt_is_to_be_read(pool_dir: Path, layout: Layout) -> None:
+    with mmkv.Pool.open(pool_dir, layout, capacity="8MiB", verify="always") as pool:
+        park(pool, "chat", ids_of((1, 900)))
+        # The one checkpoint is at the end.
+        flip(pool, "chat", 600 if layout.state_bytes else 0, layer=0)
+        assert str(corrupt(pool, "chat", 900)).endswith("; read its prompt again")
+        assert pool.info("chat").usable_tokens == 0
+        with pytest.raises(mmkv.ConversationCorrupt, match=r"'chat' cannot be taken up to token 900: .*; read its pr"):
+            pool.take("chat", make_slot(layout, 900))
 
 
 def test_quarantine_outlives_the_process(pool_dir: Path) -> None:

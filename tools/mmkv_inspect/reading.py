@@ -19,6 +19,7 @@ from mmkv.errors import MmkvError, PoolCorrupt
 from mmkv.geometry import Extent, Geometry, extent_blocks
 from mmkv.info import ConversationInfo, PoolStats, conversation_infos, union_extents
 from mmkv.medium import Medium, medium_of
+from mmkv.space import KINDS
 from mmkv.unit_table import Bad, read_bad
 from mmkv_inspect.notes import Owner, capacity_of, owner_of, stats_of
 
@@ -83,7 +84,7 @@ class PoolView:
 
     def infos(self) -> list[ConversationInfo]:
         """The figures of every conversation, in the order of `rows`."""
-        bad = [row.number for row in self.bad if row.kind == "blocks"]
+        bad = {kind: {row.number for row in self.bad if row.kind == kind} for kind in KINDS}
         return conversation_infos(self.rows, self.description.geometry, self.residents, bad)
 
     def versions(self) -> list[VersionRow]:

@@ -160,7 +160,7 @@ def print_conversation(
 def _usable_text(info: ConversationInfo) -> str:
     if info.usable_tokens == info.tokens:
         return ""
-    return "; what follows the first is in quarantine: its bytes are not those that were parked"
+    return "; the others need bytes that are in quarantine: they are not those that were parked"
 
 
 def _hot_figures(info: ConversationInfo) -> list[tuple[str, str]]:
