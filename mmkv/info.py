@@ -97,6 +97,9 @@ class TierStats:
         What is not at the pool's path yet; 0 of the path itself.
     quarantined : int
         What transfers which timed out or were cancelled still hold.
+    trouble : str
+        Why the tier cannot be used, or not be written to, now: its files were deleted or replaced, or the medium
+        refused what the background wrote; the other figures are those of before. Empty where nothing is wrong.
     """
 
     name: Literal["hot", "path"]
@@ -107,6 +110,7 @@ class TierStats:
     used: int
     dirty: int
     quarantined: int
+    trouble: str = ""
 
     @property
     def fill(self) -> float:

@@ -98,6 +98,12 @@ _FIGURES = (
     _Figure("mmkv_tier_dirty_bytes", "What is not at the pool's path yet.", _tiers("dirty"), ("tier",)),
     _Figure("mmkv_tier_quarantined_bytes", "What is in quarantine in a tier.", _tiers("quarantined"), ("tier",)),
     _Figure(
+        "mmkv_tier_trouble",
+        "1 for a tier that cannot be used or written to; stats() says why.",
+        lambda stats: [((tier.name,), int(bool(tier.trouble))) for tier in stats.tiers],
+        ("tier",),
+    ),
+    _Figure(
         "mmkv_tier_info",
         "1 for each tier: where its files lie, and on what.",
         lambda stats: [((tier.name, tier.directory, tier.medium), 1) for tier in stats.tiers],

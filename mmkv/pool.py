@@ -869,6 +869,7 @@ class Pool:
             used=hot.space.used_bytes,
             dirty=hot.dirty_bytes,
             quarantined=0,
+            trouble=_trouble(opened.require_there),
         )
         return warm, path
 
@@ -882,6 +883,8 @@ class Pool:
             used=self._space.used_bytes,
             dirty=0,
             quarantined=self._traffic.quarantined_bytes,
+            # The owner's files change while a reader looks.
+            trouble="" if self._readonly else _trouble(self._space.require_whole) or self._writer.error or "",
         )
 
     # Keeping
@@ -1429,6 +1432,15 @@ class Pool:
         if self._opened.hot is not None:
             self._opened.hot.lock.abandon()
             self._opened.hot.space.close()
+
+
+def _trouble(check: Callable[[], None]) -> str:
+    """What a check raises, in words; empty where it is content."""
+    try:
+        check()
+    except MmkvError as error:
+        return str(error)
+    return ""
 
 
 def _gates(take: Take, handover: Gate | None) -> Gate | None:

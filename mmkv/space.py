@@ -21,6 +21,7 @@ from mmkv.catalog import Catalog
 from mmkv.errors import PoolCorrupt, PoolFull
 from mmkv.geometry import ID_BYTES, Extent, Geometry
 from mmkv.medium import Medium, available_ram
+from mmkv.refused import refusals
 from mmkv.store.files import PoolFile
 from mmkv.wiping import zero_run
 
@@ -330,8 +331,9 @@ class Space:
 
     def _require_headroom(self, size: int) -> None:
         """Leave the catalog, where it lies on the same file system, what it needs to note what happens."""
-        directory, catalog = self._directory.stat(), self._catalog.path.parent.stat()
-        status = os.statvfs(self._directory)
+        with refusals(f"cannot grow the files in {self._directory}"):
+            directory, catalog = self._directory.stat(), self._catalog.path.parent.stat()
+            status = os.statvfs(self._directory)
         # Of a tmpfs without a limit the free memory counts, which `may_grow` has looked at.
         if directory.st_dev != catalog.st_dev or not status.f_blocks:
             return

@@ -51,6 +51,8 @@ class OpenedHot:
         What the catalog lists in it; nothing where it was made anew.
     pool : Path
         The directory of its pool.
+    place : list of int
+        What tells its directory from one that takes the name.
     """
 
     path: Path
@@ -60,6 +62,25 @@ class OpenedHot:
     lock: directory.OwnerLock
     residents: list[Resident]
     generation: int
+    place: list[int]
+
+    def require_there(self) -> None:
+        """Check that the directory and its files are still those that were opened. Costs a `stat` a file.
+
+        Raises
+        ------
+        PoolCorrupt
+            They were deleted or replaced, by another pool perhaps.
+        """
+        try:
+            is_there = _place(self.path) == self.place
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise refusal(f"the hot tier at {self.path} cannot be looked at", error) from error
+            is_there = False
+        if not is_there:
+            raise PoolCorrupt(f"the hot tier at {self.path} was deleted or replaced while the pool is open")
+        self.space.require_whole()
 
     def close(self) -> None:
         """Close the files and give the lock up."""
@@ -176,7 +197,7 @@ def open_hot(
                 raise refusal(f"cannot make the hot tier at {path}", error) from error
             undo.callback(space.close)
         space.trim()
-        opened = OpenedHot(path, pool, medium, space, lock, residents, max(generations))
+        opened = OpenedHot(path, pool, medium, space, lock, residents, max(generations), _place(path))
         _claim(opened, description, catalog, dirty=True)
         catalog.set_property("hot", {"path": str(path), "capacity": capacity})
         undo.pop_all()
@@ -184,7 +205,22 @@ def open_hot(
 
 
 def close_hot(opened: OpenedHot, description: directory.Description, catalog: Catalog, *, dirty: bool) -> None:
-    """Leave the hot tier for the next opening: a copy of its files that was made meanwhile is of no use then."""
+    """Leave the hot tier for the next opening: a copy of its files that was made meanwhile is of no use then.
+
+    One that is gone, or whose directory is another pool's by now, is left as it is.
+
+    Raises
+    ------
+    PoolCorrupt
+        It is gone, and the path lacks some of what it had.
+    """
+    try:
+        opened.require_there()
+    except PoolCorrupt as error:
+        if dirty:
+            raise
+        _log.warning("%s: all that it had is at the path", error)
+        return
     _claim(opened, description, catalog, dirty=dirty)
 
 
@@ -293,7 +329,7 @@ def _claim(opened: OpenedHot, description: directory.Description, catalog: Catal
     value = {
         "uuid": description.uuid,
         "origin": _origin(opened.pool),
-        "place": _place(opened.path),
+        "place": opened.place,
         "generation": opened.generation,
         "boot": boot_id(),
         "dirty": dirty,

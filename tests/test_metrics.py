@@ -78,13 +78,16 @@ def test_tiers_and_what_is_under_way(
     samples = scrape(registry)
     assert one(samples, "mmkv_tier_capacity_bytes", pool="x", tier="path") == 16 << 20
     assert one(samples, "mmkv_under_way", pool="x", kind="park") == 0
-    hot = mmkv.TierStats("hot", "/dev/shm/hot", "tmpfs", capacity=100, allocated=80, used=50, dirty=20, quarantined=5)
+    sizes = {"capacity": 100, "allocated": 80, "used": 50, "dirty": 20, "quarantined": 5}
+    hot = mmkv.TierStats("hot", "/dev/shm/hot", "tmpfs", **sizes, trouble="it is gone")
     takes = tuple(mmkv.TransferStats("take of 'a'", "take", 4, 1, 1000 * n, float(n)) for n in (1, 2))
     stats = replace(pool.stats(), tiers=(hot, *pool.stats().tiers), under_way=takes, spills=3, bytes_spilled=9)
     monkeypatch.setattr(pool, "stats", lambda: stats)
     samples = scrape(registry)
     assert one(samples, "mmkv_tier_dirty_bytes", pool="x", tier="hot") == 20
     assert one(samples, "mmkv_tier_info", pool="x", tier="hot", directory="/dev/shm/hot", medium="tmpfs") == 1
+    assert one(samples, "mmkv_tier_trouble", pool="x", tier="hot") == 1
+    assert one(samples, "mmkv_tier_trouble", pool="x", tier="path") == 0
     assert one(samples, "mmkv_under_way", pool="x", kind="take") == 2
     assert one(samples, "mmkv_under_way_bytes", pool="x", kind="take") == 3000
     assert one(samples, "mmkv_under_way_longest_seconds", pool="x", kind="take") == 2

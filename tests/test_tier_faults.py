@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ import pytest
 import mmkv
 from mmkv.store import files
 from mmkv.store.pieces import Piece
+from mmkv_inspect.reading import read_pool
+from mmkv_inspect.usage import tier_problems
 from tests.broken import BrokenConnection
 from tests.computed import HYBRID, UNIFORM, assert_holds, assert_parked, ids_of, make_slot, park
 from tests.crashed import crash
@@ -97,11 +100,45 @@ def test_the_writer_goes_on_after_an_error(
     with open_tiers(base, hot, writes=True) as pool:
         moves.fail_write = raising(errno.EIO)
         park(pool, "kept", KEPT)
-        eventually(lambda: pool._writer.error is not None)
+        eventually(lambda: pool.stats().tiers[1].trouble != "")
+        assert "Input/output error" in pool.stats().tiers[1].trouble
         assert_parked(pool, "kept", KEPT)
         moves.fail_write = None
         eventually(lambda: pool.stats().tiers[0].dirty == 0)
+        eventually(lambda: pool.stats().tiers[1].trouble == "")
     assert len([record for record in caplog.records if "cannot write" in record.message]) == 1
+
+
+@pytest.mark.parametrize("way", ["deleted", "moved", "taken over"])
+def test_a_hot_tier_that_goes_while_the_pool_is_open(
+    pool: mmkv.Pool, base: Path, hot: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [tier.trouble for tier in pool.stats().tiers] == ["", ""]
+    hot.rename(hot.with_name("moved"))
+    if way != "moved":
+        shutil.rmtree(hot.with_name("moved"))
+    other = open_tiers(base.with_name("other"), hot, pool.layout) if way == "taken over" else None
+    if other is not None:
+        park(other, "theirs", OTHER)
+    stats = pool.stats()
+    gone = f"the hot tier at {hot} was deleted or replaced while the pool is open"
+    assert [tier.trouble for tier in stats.tiers] == [gone, ""]
+    pool._housekeeping._note_stats()  # type: ignore[union-attr]
+    view = read_pool(base, None)
+    assert tier_problems(view) == [f"the tier 'hot': {gone}"]
+    # Growing the tier is nothing that a park fails for, nor housekeeping.
+    with pytest.raises(mmkv.MmkvError, match="cannot grow the files in" if way == "moved" else "deleted or replaced"):
+        pool._hot.space.grow("blocks", pool._lock)  # type: ignore[union-attr]
+    pool.close()
+    assert f"{gone}: all that it had is at the path" in caplog.text
+    if other is not None:
+        crash(other)
+        # Its directory is as it left it: what only that has is there.
+        with open_tiers(base.with_name("other"), hot, pool.layout) as other:
+            assert_parked(other, "theirs", OTHER)
+    with mmkv.Pool.open(base, hot=False) as again:
+        assert_parked(again, "kept", KEPT)
+        assert_parked(again, "other", OTHER)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])

@@ -28,7 +28,7 @@ STATS = PoolStats(
     quarantined=0, free_runs=3, largest_free_run=1 << 20, fragmentation=0.25, parks=10, takes=9, hits=8, misses=1,
     evictions=5, failures=0, bytes_parked=10**10, bytes_taken=2 * 10**10,
     tiers=(
-        TierStats("hot", "/dev/shm/hot", "tmpfs", 1 << 28, 1 << 28, 252 << 20, 3 << 20, 0),
+        TierStats("hot", "/dev/shm/hot", "tmpfs", 1 << 28, 1 << 28, 252 << 20, 3 << 20, 0, "it is gone\x1b"),
         TierStats("path", "/mnt/kv\x1b", "ext4", 1 << 30, 1 << 29, 1 << 28, 0, 4096),
     ),
     under_way=(TransferStats("take of 'chat\x1b[31m'", "take", 48, 12, 10**10, 0.5),),
@@ -62,7 +62,7 @@ def test_one_frame(owned: Any, inspect: Callable[..., Any]) -> None:
     assert all(line.isprintable() for line in result.out.splitlines())
     for text in (
         f"owned by process {os.getpid()} on here; figures 0.", "test/model-7b", "98.4%", "252.0 MiB", "3.0 MiB",
-        r"/mnt/kv\x1b", r"take of 'chat\x1b[31m'", "12/48", "20.00", "0.5s", "4.0 KiB", "Spills",
+        r"/mnt/kv\x1b", r"take of 'chat\x1b[31m'", "12/48", "20.00", "0.5s", "4.0 KiB", "Spills", r"hot: it is gone\x1b",
     ):  # fmt: skip
         assert text in result.out, text
     # Into a pipe it is one frame, too.

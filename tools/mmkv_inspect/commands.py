@@ -207,17 +207,17 @@ def _stats(pool: PoolArgument, catalog: CatalogOption = None, as_json: JsonOptio
     """Show a pool in figures: space, fragmentation, layout, owner, and the path that bytes take.
 
     Space is counted from the catalog at this moment; transfers are what the owner noted last, about every second.
-    Ends with 1 if a file of the pool is missing or too short.
+    Ends with 1 if a file of the pool is missing or too short, or if its owner cannot use a tier.
 
     \b
     Examples:
       mmkv-inspect stats /mnt/kv
       mmkv-inspect stats /mnt/kv --json | jq '.used / .capacity'
     """
-    from mmkv_inspect.usage import file_problems, space_use
+    from mmkv_inspect.usage import file_problems, space_use, tier_problems
 
     view = read_pool(pool, catalog)
-    use, problems = space_use(view), file_problems(view)
+    use, problems = space_use(view), [*file_problems(view), *tier_problems(view)]
     if as_json:
         from mmkv_inspect.records import print_json, stats_record
 

@@ -72,7 +72,7 @@ def frame(sample: Sample, rates: Rates | None) -> RenderableType:
     parts: list[RenderableType] = [_head(sample), _state_line(sample)]
     stats = sample.stats
     if stats is not None and sample.state is not State.SILENT:
-        parts += [Text(""), _tiers(stats.tiers), Text(""), _counters(stats, rates), Text("")]
+        parts += [Text(""), _tiers(stats.tiers), *_troubles(stats.tiers), Text(""), _counters(stats, rates), Text("")]
         title = "Was under way" if sample.state is State.GONE else "Under way"
         parts.append(_under_way(title, stats.under_way) if stats.under_way else Text("nothing under way", style="dim"))
     return Group(*parts)
@@ -135,6 +135,10 @@ def _tiers(tiers: Sequence[TierStats]) -> Table:
             Text(visible(tier.medium)), Text(visible(tier.directory)),
         )  # fmt: skip
     return table
+
+
+def _troubles(tiers: Sequence[TierStats]) -> list[Text]:
+    return [Text(f"{tier.name}: {visible(tier.trouble)}", style="red") for tier in tiers if tier.trouble]
 
 
 def _counters(stats: PoolStats, rates: Rates | None) -> Table:

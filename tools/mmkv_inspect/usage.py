@@ -12,7 +12,7 @@ from mmkv.geometry import Extent, extent_blocks
 from mmkv.info import union_extents
 from mmkv_inspect.reading import PoolView
 
-__all__ = ["SpaceUse", "file_problems", "space_use"]
+__all__ = ["SpaceUse", "file_problems", "space_use", "tier_problems"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,12 @@ def _gaps(spans: list[Extent], held: list[Extent]) -> Iterator[Extent]:
             at += 1
         if start < end:
             yield Extent(start, end - start)
+
+
+def tier_problems(view: PoolView) -> list[str]:
+    """What the owner says of tiers that it cannot use or write to, as far as it is alive to say so."""
+    tiers = view.stats.tiers if view.stats is not None and view.owner.alive else ()
+    return [f"the tier {tier.name!r}: {tier.trouble}" for tier in tiers if tier.trouble]
 
 
 def file_problems(view: PoolView) -> list[str]:
