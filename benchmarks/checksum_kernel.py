@@ -17,6 +17,7 @@ import numpy as np
 from mmkv import device as cuda
 from mmkv.checksum import Parts, Values, combine, host_checksums
 from mmkv.driver import cupy_module
+from mmkv.errors import MmkvError
 from mmkv.store.digest import DigestKernel, Shape
 
 DEVICE, REPEATS, CHECKED = 0, 5, 8 << 20
@@ -95,8 +96,8 @@ def values_of(kernel: DigestKernel, parts: Parts, stream: Any) -> tuple[Values, 
     return digest.values(), launched, done
 
 
-def check(name: str, parts: Parts, values: Values, base: int, host: np.ndarray[Any, Any]) -> None:
-    """Compare the values of units that lie in what the host has a copy of."""
+def check(name: str, parts: Parts, values: Values, base: int, host: np.ndarray[Any, Any]) -> bool:
+    """Compare the values of units that lie in what the host has a copy of; whether they are the same."""
     ends = parts.addresses + parts.sizes
     outside = np.unique(parts.units[ends > base + len(host)])
     inside = np.setdiff1d(np.unique(parts.units), outside)[:2000]
@@ -110,11 +111,15 @@ def check(name: str, parts: Parts, values: Values, base: int, host: np.ndarray[A
     wrong = int(np.count_nonzero(host_checksums(here) != values[inside]))
     if wrong:
         print(f"WRONG {name}: {wrong} of {len(inside)} units")
+    return not wrong
 
 
 def main() -> None:
     """Print the table."""
-    cupy = cupy_module()
+    try:
+        cupy = cupy_module()
+    except MmkvError as error:
+        raise SystemExit(f"error: {error}") from None
     size = int(float(sys.argv[1]) * 1e9 if len(sys.argv) > 1 else 5e9) // 4096 * 4096
     with cuda.current(DEVICE):
         stream = cuda.new_stream(DEVICE)
@@ -131,6 +136,7 @@ def main() -> None:
         print(f"a sum of all {size / 1e9:.1f} GB: {size / seconds / 1e9:.0f} GB/s\n")
         print("GB/s".ljust(26) + "".join(name.rjust(16) for name in todo))
         known: dict[str, Values] = {}
+        sound = True
         for label, shape in SHAPES.items():
             kernel = DigestKernel(shape)
             if not kernel.ready(DEVICE):
@@ -141,9 +147,10 @@ def main() -> None:
             for name, parts in todo.items():
                 values, _, _ = values_of(kernel, parts, stream)
                 if name not in known:
-                    check(f"{label}, {name}", parts, values, base, host)
+                    sound &= check(f"{label}, {name}", parts, values, base, host)
                 if (known.setdefault(name, values) != values).any():
                     print(f"WRONG {label}, {name}: not what another shape computes")
+                    sound = False
                 rates.append(int(parts.sizes.sum()) / kernel_seconds(shape, function, parts, stream) / 1e9)
             print(label.ljust(26) + "".join(f"{rate:16.0f}" for rate in rates), flush=True)
         joined = 0
@@ -151,6 +158,7 @@ def main() -> None:
             joined = int(combine(joined, value, length))
         if joined != known["one unit"][0]:
             print("WRONG one unit: not what its pieces make")
+            sound = False
         print("\nwith the table, as it is".ljust(27) + "     parts  launched ms    values ms")
         kernel = DigestKernel()
         kernel.ready(DEVICE)
@@ -158,6 +166,8 @@ def main() -> None:
             runs = [values_of(kernel, parts, stream)[1:] for _ in range(REPEATS)]
             launched, done = (1e3 * statistics.median(column) for column in zip(*runs, strict=True))
             print(name.ljust(26) + f"{len(parts.sizes):10}{launched:13.2f}{done:13.2f}")
+    if not sound:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -18,27 +18,21 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.asking import fail, fail_if_parts_did, require_device, require_plots
 from benchmarks.engine import MODELS, Engine, load_engine
 from benchmarks.follow_up import WAYS, FollowUp
 from benchmarks.machine import provenance
 from benchmarks.memory import memory_of
-from benchmarks.results import TARGETS, Output, reason_of
+from benchmarks.results import TARGETS, Output
 from benchmarks.rig import console
 from benchmarks.work import default_directory, temporary_directory
 from mmkv.medium import available_ram, medium_of
 
 NEW_TOKENS = 383
-
-
-def fail(message: str) -> typer.Exit:
-    """Say what is wrong; to be raised."""
-    Console(stderr=True).print(f"[red]error:[/red] {message}", highlight=False)
-    return typer.Exit(1)
 
 
 def ratios(found: Mapping[str, Any]) -> dict[str, float]:
@@ -84,8 +78,8 @@ def show(data: Mapping[str, Any]) -> None:
         )
         on_gpu = data["work"]["device"] != "cpu"
         whose = "" if on_gpu else "on a GPU: "
-        wanted = "" if target.value is None else f" ({whose}{target.bound} {target.value:g}{target.unit})"
         met = figure["met"] if on_gpu else None
+        wanted = "" if figure["met"] is None else f" ({whose}{target.bound} {target.value:g}{target.unit})"
         mark = "" if met is None else " [green]met[/green]" if met else " [yellow]missed[/yellow]"
         console.print(f"{target.what}: {each}{wanted}{mark}")
 
@@ -130,6 +124,8 @@ def main(
     tokens elsewhere.
     """
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    require_device(device)
+    require_plots(plot_file)
     on_cpu = device == "cpu"
     model = model or ("smollm2" if on_cpu else "random")
     if model not in MODELS:
@@ -165,23 +161,21 @@ def main(
             "repeats": repeats,
         }
         output.update({**provenance(device, {"pool": made}), "work": work})
-        failed = None
         for length in lengths:
             try:
                 measure(engine, length, new_tokens, repeats, made, output)
             except (RuntimeError, ValueError) as error:
                 # The lengths before it stand.
-                failed = f"{length:,} tokens: {reason_of(error)}"
-                console.print(f"[red]{failed}[/red]", markup=True)
-                output.update({"failed": failed})
+                output.failed(f"{length:,} tokens", error)
+                console.print(f"[red]{output.failures[-1]}[/red]", markup=True)
+                output.update({"failed": output.failures[-1]})
     if "first_token" in output.data:
         show(output.data)
         if plot_file is not None:
             from benchmarks.plots import plot_first_token
 
             plot_first_token(output.data, plot_file)
-    if failed is not None:
-        raise fail(failed)
+    fail_if_parts_did(output)
 
 
 if __name__ == "__main__":

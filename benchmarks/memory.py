@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import mmkv
+from benchmarks.asking import require_device
 from mmkv import device as cuda
 from mmkv.buffer import allocate_host, buffer_of
 
@@ -176,7 +177,8 @@ class DeviceMemory:
 
 
 def memory_of(device: str) -> Memory:
-    """The memory of `cpu`, or of `cuda:0` and so on."""
+    """The memory of `cpu`, or of `cuda:0` and so on; the program ends where that cannot be used."""
+    require_device(device)
     return HostMemory() if device == "cpu" else DeviceMemory(device)
 
 

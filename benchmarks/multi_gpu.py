@@ -29,10 +29,11 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mmkv
+from benchmarks.asking import fail_if_parts_did
 from benchmarks.contenders import wait_until_locked
 from benchmarks.machine import provenance
 from benchmarks.memory import DeviceMemory, Memory, PlaneRows, memory_of, rows_of
-from benchmarks.results import Output, median, reason_of, said
+from benchmarks.results import Output, Unmeasurable, median, reason_of, said
 from benchmarks.rig import POOL_CONVERSATIONS, console
 from benchmarks.rooms import LockedRoom
 from benchmarks.work import Ids, Noise, default_directory, layout_of, new_ids, temporary_directory
@@ -156,8 +157,7 @@ class Bench:
 
     def figure(self, name: str, value: float, **details: Any) -> None:
         """Note a figure, and say it."""
-        self.output.figure(name, value, **details)
-        console.print(said(name, value, details))
+        console.print(said(name, value, self.output.figure(name, value, **details), details))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -395,10 +395,10 @@ def measure_numa(bench: Bench) -> None:
     """Take from files whose memory lies on the first GPU's node, and on another."""
     nodes = sorted(int(path.name[4:]) for path in Path("/sys/devices/system/node").glob("node[0-9]*"))
     if len(nodes) < 2:
-        raise RuntimeError(f"this machine has {len(nodes)} NUMA node")
+        raise Unmeasurable(f"this machine has {len(nodes)} NUMA node")
     home = _node_of(bench.memories[0])
     if home is None:
-        raise RuntimeError("the system does not say which NUMA node the GPU is at")
+        raise Unmeasurable("the system does not say which NUMA node the GPU is at")
     away = next(node for node in nodes if node != home)
     speeds = {}
     slot = bench.slot([0] * len(bench.layout.layers))
@@ -489,11 +489,11 @@ def main(
                 measure()
             except Exception as error:
                 Console(stderr=True).print(f"[yellow]{figures[0]}:[/yellow] {reason_of(error)}", highlight=False)
-                for figure in set(figures) - output.data.get("figures", {}).keys():
-                    output.no_figure(figure, reason_of(error))
+                output.failed(figures[0], error, figures)
             for memory in memories:
                 if isinstance(memory, DeviceMemory):
                     memory.trim()
+    fail_if_parts_did(output)
 
 
 def same_noises(memories: Sequence[Memory], largest: int) -> list[Noise]:

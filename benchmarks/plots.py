@@ -83,11 +83,11 @@ def _draw_figures(axis: Any, figures: Mapping[str, Mapping[str, Any]]) -> None:
             axis.text(0.02, row, "not measured", va="center", fontsize=9, color=_MISSED)
             continue
         shown = f"{value:.3g}{target.unit if target.unit == 'x' else ' ' + target.unit}".strip()
-        if target.value is None:
+        met = figure["met"]
+        if target.value is None or met is None:
             axis.text(0.02, row, f"{shown} (no target)", va="center", fontsize=9, color=_PLAIN)
             continue
         better = value / target.value if target.bound == "at least" else max(target.value, 1e-9) / max(value, 1e-9)
-        met = bool(target.met(value))
         axis.barh(row, min(better, _MOST), 0.6, color=_MET if met else _MISSED)
         wanted = f"{target.bound} {target.value:g}"
         axis.text(min(better, _MOST) + 0.03, row, f"{shown}  ({wanted})", va="center", fontsize=9, bbox=_PAPER)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["TARGETS", "Output", "Target", "median", "reason_of", "said", "spread"]
+__all__ = ["TARGETS", "Output", "Target", "Unmeasurable", "median", "reason_of", "said", "spread"]
+
+# Of a smaller conversation, what a call costs beside its copies counts for more than it is meant to.
+_LEAST_BYTES = 128 << 20
+
+
+class Unmeasurable(Exception):
+    """A figure that this machine, or so small a size, does not have: nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +42,14 @@ class Target:
     value: float | None = None
     unit: str = ""
 
-    def met(self, value: float) -> bool | None:
-        """Whether a value reaches the target; `None` where there is none."""
-        if self.value is None:
+    @property
+    def counts_errors(self) -> bool:
+        """Whether anything but 0 is a failure, at any size."""
+        return self.value == 0
+
+    def met(self, value: float, size: float = math.inf) -> bool | None:
+        """Whether a value reaches the target; `None` where there is none for conversations of `size` bytes."""
+        if self.value is None or (size < _LEAST_BYTES and not self.counts_errors):
             return None
         return value >= self.value if self.bound == "at least" else value <= self.value
 
@@ -94,11 +107,11 @@ TARGETS = {
 }
 
 
-def said(name: str, value: float, details: Mapping[str, Any] | None = None) -> str:
-    """A figure beside its target in one line of Rich's markup, and what it is made of."""
+def said(name: str, value: float, met: bool | None, details: Mapping[str, Any] | None = None) -> str:
+    """A figure in one line of Rich's markup, its target if it is judged by it, and what it is made of."""
     target = TARGETS[name]
-    mark = {True: " [green]met[/green]", False: " [yellow]not met[/yellow]", None: ""}[target.met(value)]
-    wanted = "" if target.value is None else f" ({target.bound} {target.value:g}{target.unit})"
+    mark = {True: " [green]met[/green]", False: " [yellow]not met[/yellow]", None: ""}[met]
+    wanted = "" if met is None else f" ({target.bound} {target.value:g}{target.unit})"
     text = ", ".join(f"{key} {_shown(detail)}" for key, detail in (details or {}).items())
     return f"{target.what}: {value:.3g}{target.unit}{wanted}{mark}" + (f"  [dim]{text}[/dim]" if text else "")
 
@@ -118,11 +131,18 @@ class Output:
         The file; without one nothing is written.
     add : bool
         Whether what the file holds is added to instead of replaced.
+
+    Attributes
+    ----------
+    failures : list of str
+        The parts of this run that failed, and why.
     """
 
     def __init__(self, path: Path | None, *, add: bool = False) -> None:
         self._path = path
+        self._noted: set[str] = set()
         self.data: dict[str, Any] = {}
+        self.failures: list[str] = []
         if add and path is not None and path.exists():
             self.data = json.loads(path.read_text())
 
@@ -136,17 +156,33 @@ class Output:
                 self.data[key] = value
         self.write()
 
-    def figure(self, name: str, value: float, **details: Any) -> None:
-        """Note a figure beside its target."""
+    def figure(self, name: str, value: float, **details: Any) -> bool | None:
+        """Note a figure beside its target. Returns whether that is met, as `Target.met` does for this run's work."""
         target = TARGETS[name]
-        found = {"value": value, "target": target.value, "bound": target.bound, "met": target.met(value)}
-        self.update({"figures": {name: {**found, "unit": target.unit, "what": target.what, **details}}})
+        met = target.met(value, self.data.get("work", {}).get("bytes", math.inf))
+        self._note(name, value, met, details)
+        if target.counts_errors and not met:
+            self.failures.append(f"{target.what}: {value:g}")
+        return met
 
-    def no_figure(self, name: str, reason: str) -> None:
-        """Note that a figure could not be measured, and why."""
+    def failed(self, what: str, error: Exception, figures: Iterable[str] = ()) -> list[str]:
+        """Note that a part of the run failed, or is unmeasurable: its figures that were not measured, which it returns.
+
+        The former is one of `failures`.
+        """
+        reason = reason_of(error)
+        missing = [name for name in figures if name not in self._noted]
+        for name in missing:
+            self._note(name, None, None, {"reason": reason})
+        if not isinstance(error, Unmeasurable):
+            self.failures.append(f"{what}: {reason}")
+        return missing
+
+    def _note(self, name: str, value: float | None, met: bool | None, details: Mapping[str, Any]) -> None:
+        self._noted.add(name)
         target = TARGETS[name]
-        found = {"value": None, "target": target.value, "bound": target.bound, "met": None}
-        self.update({"figures": {name: {**found, "unit": target.unit, "what": target.what, "reason": reason}}})
+        found = {"value": value, "target": target.value, "bound": target.bound, "met": met}
+        self.update({"figures": {name: {**found, "unit": target.unit, "what": target.what, **details}}})
 
     def write(self) -> None:
         """Write the file, whole or not at all."""

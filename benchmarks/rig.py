@@ -52,7 +52,6 @@ class Rig:
     room: LockedRoom
     bus: Bus | None
     output: Output
-    noted: set[str] = field(default_factory=set)
     # Seconds that page-locked RAM took, beside the current figure.
     ram_takes: list[float] = field(default_factory=list)
     ram_parks: list[float] = field(default_factory=list)
@@ -98,9 +97,7 @@ class Rig:
 
     def figure(self, name: str, value: float, **details: Any) -> None:
         """Note a figure, and say it."""
-        self.output.figure(name, value, **details)
-        self.noted.add(name)
-        console.print(said(name, value))
+        console.print(said(name, value, self.output.figure(name, value, **details)))
 
     def rates(self, name: str, seconds: list[float], ram_speed: float, size: int, **details: Any) -> None:
         """Note the ratio of a move's speed to page-locked RAM's."""
@@ -117,10 +114,8 @@ class Rig:
         try:
             yield
         except Exception as error:
-            missing = [name for name in names if name not in self.noted]
+            missing = self.output.failed(names[0], error, names)
             console.print(f"[red]{', '.join(missing or names)}:[/red] {reason_of(error)}", markup=True)
-            for name in missing:
-                self.output.no_figure(name, reason_of(error))
 
     @contextmanager
     def pool(self, name: str, layout: mmkv.Layout) -> Iterator[mmkv.Pool]:

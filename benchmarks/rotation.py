@@ -25,6 +25,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mmkv
+from benchmarks.asking import fail_if_parts_did, require_plots
 from benchmarks.machine import Bus, provenance
 from benchmarks.memory import DeviceMemory, Memory, PlaneRows, allocate_slot, memory_of, rows_of
 from benchmarks.movers import MOVERS, Mover
@@ -147,6 +148,7 @@ def measure(rotation: Rotation, names: Sequence[str], directory: Path, output: O
         except Exception as error:
             console.print(f"[red]{title}:[/red] {reason_of(error)}", markup=True)
             output.update({"contenders": {name: {"title": title, "reason": reason_of(error)}}})
+            output.failed(title, error)
             continue
         output.update({"contenders": {name: {"title": title, **found}}})
         console.print(f"{title}: {found['tax_ms']:.1f} ms a turn")
@@ -195,7 +197,7 @@ def show(data: dict[str, Any]) -> None:
     console.print(table)
     for name, figure in data.get("figures", {}).items():
         if name.startswith("tax") and figure["value"] is not None:
-            wanted = "" if figure["target"] is None else f" ({figure['bound']} {figure['target']:g})"
+            wanted = "" if figure["met"] is None else f" ({figure['bound']} {figure['target']:g})"
             console.print(f"{TARGETS[name].what}: {figure['value']:.1f}{wanted}")
 
 
@@ -233,6 +235,7 @@ def main(
         raise typer.BadParameter(f"--only {unknown[0]} is unknown: it is one of {', '.join(MOVERS)}")
     if conversations <= slots:
         raise typer.BadParameter("a rotation needs more --conversations than --slots")
+    require_plots(plot_file)
     tokens = tokens or (4096 if device == "cpu" else 131_072)
     output = Output(json_file, add=add)
     memory = memory_of(device)
@@ -260,9 +263,7 @@ def main(
         from benchmarks.plots import plot_rotation
 
         plot_rotation(output.data, plot_file)
-    reason = output.data["contenders"].get("mmkv", {}).get("reason")
-    if reason is not None:
-        raise typer.Exit(1)
+    fail_if_parts_did(output)
 
 
 if __name__ == "__main__":

@@ -16,22 +16,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import mmkv
+from benchmarks.asking import fail, fail_if_parts_did, require_plots
 from benchmarks.contenders import wait_until_locked
 from benchmarks.disk import PlainFiles
 from benchmarks.machine import provenance
 from benchmarks.memory import DeviceMemory, Memory, PlaneRows, allocate_slot, memory_of, rows_of
-from benchmarks.results import Output, median, reason_of, said, spread
+from benchmarks.results import Output, Unmeasurable, median, reason_of, said, spread
 from benchmarks.rig import POOL_CONVERSATIONS, console
 from benchmarks.rooms import LockedRoom
 from benchmarks.work import Noise, default_directory, default_disk, layout_of, new_ids, temporary_directory, wipe
@@ -58,7 +58,6 @@ class Bench:
     hot: Path
     noise: Noise
     output: Output
-    names: set[str] = field(default_factory=set)
 
     @property
     def bytes(self) -> int:
@@ -67,10 +66,8 @@ class Bench:
 
     def figure(self, name: str, value: float, **details: Any) -> None:
         """Note a figure, and say it."""
-        self.output.figure(name, value, **details)
-        console.print(
-            said(name, value, {key: detail for key, detail in details.items() if not isinstance(detail, list)})
-        )
+        shown = {key: detail for key, detail in details.items() if not isinstance(detail, list)}
+        console.print(said(name, value, self.output.figure(name, value, **details), shown))
 
     @contextmanager
     def pool(self, conversations: float, hot_conversations: float, size: int) -> Iterator[mmkv.Pool]:
@@ -107,12 +104,6 @@ class Bench:
         seconds = time.perf_counter() - started
         self.noise.require(name, self.rows, tokens, "mmkv")
         return seconds, layers, receipt.path
-
-
-def fail(message: str) -> typer.Exit:
-    """Say what is wrong; to be raised."""
-    Console(stderr=True).print(f"[red]error:[/red] {message}", highlight=False)
-    return typer.Exit(1)
 
 
 def anonymous_bytes() -> int:
@@ -234,7 +225,7 @@ def beside_the_writer(bench: Bench) -> None:
                 takes[busy].append(bench.take(pool, "hot", bench.tokens)[0])
                 written = pool.stats().tiers[0].dirty
                 if busy and not written:
-                    raise RuntimeError("the writer was done before the transfers were: choose more --tokens")
+                    raise Unmeasurable("the writer was done before the transfers were: choose more --tokens")
                 pool.flush()
         for name, seconds in (("park", parks), ("take", takes)):
             alone, beside = median(seconds[False]), median(seconds[True])
@@ -364,6 +355,7 @@ def main(
     unknown = sorted(set(chosen) - set(FIGURES))
     if unknown:
         raise fail(f"--only {unknown[0]} is unknown: it is one of {', '.join(FIGURES)}")
+    require_plots(plot_file)
     tokens = tokens or (28_672 if device == "cpu" else 131_072)
     output = Output(json_file, add=add)
     with (
@@ -395,12 +387,12 @@ def main(
                 measure(bench)
             except Exception as error:
                 console.print(f"[red]{name}:[/red] {reason_of(error)}", markup=True)
-                for figure in set(figures) - output.data.get("figures", {}).keys():
-                    output.no_figure(figure, reason_of(error))
+                output.failed(name, error, figures)
     if plot_file is not None:
         from benchmarks.plots import plot_tiers
 
         plot_tiers(output.data, plot_file)
+    fail_if_parts_did(output)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from benchmarks import multi_gpu
 
 
-def run(ram_path: Path, *options: str) -> dict[str, Any]:
+def run(ram_path: Path, *options: str, code: int = 0) -> dict[str, Any]:
     app = typer.Typer()
     app.command()(multi_gpu.main)
     result = ram_path / "several.json"
     small = ["--layers", "4", "--tokens", "1500", "--repeats", "1", "--dir", str(ram_path), "--json", str(result)]
     done = CliRunner().invoke(app, [*small, *options], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == code, done.output
     found: dict[str, Any] = json.loads(result.read_text())["figures"]
     return found
 
@@ -45,4 +45,15 @@ def test_other_bytes_are_counted(ram_path: Path, monkeypatch: pytest.MonkeyPatch
         return is_of(self, name)
 
     monkeypatch.setattr(multi_gpu.Spread, "is_of", spoiled)
-    assert run(ram_path, "--device", "cpu", "--device", "cpu")["several_splits_wrong"]["value"] == 4
+    assert run(ram_path, "--device", "cpu", "--device", "cpu", code=1)["several_splits_wrong"]["value"] == 4
+
+
+def test_a_part_that_fails_fails_the_run(ram_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("it broke")
+
+    for name in ("measure_all", "measure_splits", "measure_numa"):
+        monkeypatch.setattr(multi_gpu, name, lambda *_: None)
+    monkeypatch.setattr(multi_gpu, "measure_ranks", fail)
+    found = run(ram_path, "--device", "cpu", code=1)
+    assert found["several_ranks"]["reason"] == "RuntimeError: it broke"

@@ -63,7 +63,7 @@ def test_a_way_that_gives_wrong_bytes_is_out(tmp_path: Path, monkeypatch: pytest
         self._rows[slot][2].array[7] ^= 1
 
     monkeypatch.setattr(MOVERS["ram_new"], "takes", spoil)
-    found = rotate(tmp_path, "--only", "ram_new", "--only", "ram_everything")
+    found = rotate(tmp_path, "--only", "ram_new", "--only", "ram_everything", code=1)
     assert "other bytes" in found["contenders"]["ram_new"]["reason"]
     assert found["contenders"]["ram_everything"]["tax_ms"] > 0
 

@@ -62,7 +62,8 @@ def test_one_frame(owned: Any, inspect: Callable[..., Any]) -> None:
     assert all(line.isprintable() for line in result.out.splitlines())
     for text in (
         f"owned by process {os.getpid()} on here; figures 0.", "test/model-7b", "98.4%", "252.0 MiB", "3.0 MiB",
-        r"/mnt/kv\x1b", r"take of 'chat\x1b[31m'", "12/48", "20.00", "0.5s", "4.0 KiB", "Spills", r"hot: it is gone\x1b",
+        r"/mnt/kv\x1b", r"take of 'chat\x1b[31m'", "12/48", "20.00", "0.5s", "4.0 KiB", "Spills",
+        r"hot: it is gone\x1b",
     ):  # fmt: skip
         assert text in result.out, text
     # Into a pipe it is one frame, too.
