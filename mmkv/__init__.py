@@ -49,3 +49,8 @@ __all__ = [
     "TransferTimeout",
 ]
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    # Not the modules, which are an affair of the library's.
+    return [*__all__, "__version__"]

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmkv.distrust import SUFFIXES
 from mmkv.errors import LayoutMismatch, PoolCorrupt, PoolLocked
 from mmkv.geometry import Geometry
-from mmkv.layout import Layout
+from mmkv.layout import Layout, difference
 from mmkv.medium import medium_of
 from mmkv.refused import is_short_of_files, refusal
 
@@ -33,12 +34,13 @@ __all__ = [
 ]
 
 FORMAT = 1
+LOCK = "lock"
 _NAME = "pool.json"
-_CATALOG = "catalog.sqlite3"
+CATALOG = "catalog.sqlite3"
 _ELSEWHERE = "elsewhere"
 _MAX_DESCRIPTION_BYTES = 16 << 20
 _LOCK_ATTEMPTS, _LOCK_PAUSE = 10, 0.005
-_POOL_NAMES = frozenset({_NAME, _CATALOG, "tokens.kv", "layers"})
+_POOL_NAMES = frozenset({_NAME, CATALOG, "tokens.kv", "layers"})
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def catalog_file(path: Path, description: Description, elsewhere: Path | None) -
                 f"the catalog of the pool at {path} lies elsewhere: say where, with catalog=FILE of Pool.open or "
                 "--catalog FILE of mmkv-inspect"
             )
-        return path / _CATALOG
+        return path / CATALOG
     if not description.catalog_elsewhere:
         raise ValueError(f"the catalog of the pool at {path} lies in its directory, not at {elsewhere}")
     require_place(path, elsewhere)
@@ -111,8 +113,10 @@ def require_place(path: Path, elsewhere: Path) -> None:
     _require_own(elsewhere.parent, status)
 
 
-def prepare(path: Path, *, create: bool) -> None:
+def prepare(path: Path, *, create: bool) -> list[Path]:
     """Make sure that `path` is a directory that only its owner writes, and make it where it may be made.
+
+    Returns the directories that were made, for `unmake`.
 
     Raises
     ------
@@ -121,18 +125,53 @@ def prepare(path: Path, *, create: bool) -> None:
     ValueError
         The path is no directory, or others can write it.
     """
+    made: list[Path] = []
     try:
         if create and not path.exists():
+            made = [place for place in (path, *path.parents) if not place.exists()]
             # Another process may make it at this moment, too.
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        unmake(made)
+        if made:
+            raise refusal(f"{path} cannot be made: no directory can be in {made[-1].parent}", error) from None
         raise PoolCorrupt(f"{path} does not exist: give a layout and a capacity to create a pool there") from None
     except OSError as error:
+        unmake(made)
         raise refusal(f"{path} cannot be {'made' if create else 'read'}", error) from error
-    if not stat.S_ISDIR(status.st_mode):
-        raise ValueError(f"{path} is not a directory: a pool is a directory")
-    _require_own(path, status)
+    try:
+        if not stat.S_ISDIR(status.st_mode):
+            raise ValueError(f"{path} is not a directory: a pool is a directory")
+        _require_own(path, status)
+    except ValueError:
+        unmake(made)
+        raise
+    return made
+
+
+def unmake(made: list[Path]) -> None:
+    """Remove directories that were made, the innermost first, as far as they are empty."""
+    with contextlib.suppress(OSError):
+        for place in made:
+            place.rmdir()
+
+
+def discard(path: Path, catalog: Path, *, lock: bool) -> None:
+    """Delete the files of a pool whose creation failed; `lock` says whether that of its lock, too.
+
+    The description goes last: what a crash leaves meanwhile is finished by the next creation.
+    """
+    beside = [catalog.with_name(catalog.name + suffix) for suffix in ("", *SUFFIXES)]
+    layers = path / "layers"
+    with contextlib.suppress(OSError):
+        for file in (path / "tokens.kv", *layers.glob("*"), *beside):
+            file.unlink(missing_ok=True)
+        if layers.is_dir():
+            layers.rmdir()
+        (path / _NAME).unlink(missing_ok=True)
+        if lock:
+            (path / LOCK).unlink(missing_ok=True)
 
 
 def _require_own(path: Path, status: os.stat_result) -> None:
@@ -160,7 +199,7 @@ def refuse_foreign(path: Path) -> None:
     ValueError
         The directory holds something else.
     """
-    names = {entry.name for entry in path.iterdir()} - {"lock"}
+    names = {entry.name for entry in path.iterdir()} - {LOCK}
     names = {name for name in names if not name.startswith(_NAME)}
     if is_pool(path):
         # Another process has made it meanwhile, which the lock will tell.
@@ -264,26 +303,7 @@ def require_layout(path: Path, stored: Layout, given: Layout) -> None:
     """Raise `LayoutMismatch`, naming what differs, unless the two layouts are one."""
     if stored.fingerprint == given.fingerprint:
         return
-    raise LayoutMismatch(f"the pool at {path} has another layout: {_difference(stored, given)}")
-
-
-def _difference(stored: Layout, given: Layout) -> str:
-    if stored.model != given.model:
-        return f"it is of the model {stored.model!r}, not {given.model!r}"
-    if len(stored.layers) != len(given.layers):
-        return f"it has {len(stored.layers)} layers, not {len(given.layers)}"
-    for index, (mine, other) in enumerate(zip(stored.layers, given.layers, strict=True)):
-        pairs: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-            ("plane", dict(mine.planes), dict(other.planes)),
-            ("state", dict(mine.state), dict(other.state)),
-        ]
-        for kind, here, there in pairs:
-            for name in [*here, *there]:
-                if here.get(name) != there.get(name):
-                    return f"layer {index}, {kind} {name!r}: it has {here.get(name)}, not {there.get(name)}"
-            if list(here) != list(there):
-                return f"layer {index}: its {kind}s come in the order {list(here)}, not {list(there)}"
-    return "the fingerprints differ"
+    raise LayoutMismatch(f"the pool at {path} has another layout: {difference(stored, given)}")
 
 
 class OwnerLock:
@@ -294,14 +314,23 @@ class OwnerLock:
     a directory is not seen by other hosts: there `require_held` tells that the file is gone. See
     `Medium.locks_across_hosts` for other hosts.
 
+    Parameters
+    ----------
+    path : Path
+        The directory.
+    what, advice : str
+        What it is, and what to do if another has it, for errors.
+
     Raises
     ------
     PoolLocked
         Another pool object, of this process or another, owns the directory.
     """
 
-    def __init__(self, path: Path) -> None:
-        file = self._file = path / "lock"
+    def __init__(
+        self, path: Path, what: str = "the pool", advice: str = "close it there, or open it with readonly=True"
+    ) -> None:
+        file = self._file = path / LOCK
         self._shared = medium_of(path).shared
         self._fds: list[int] = []
         self._owned = False
@@ -318,9 +347,7 @@ class OwnerLock:
             self.release()
             where = "" if host in (None, socket.gethostname()) else f" on {host}"
             who = "another process, whose lock file was deleted" if pid is None else f"process {pid}{where}"
-            raise PoolLocked(
-                f"the pool at {path} is owned by {who}: close it there, or open it with readonly=True", pid
-            ) from None
+            raise PoolLocked(f"{what} at {path} is owned by {who}: {advice}", pid) from None
         except OSError as error:
             # File systems on other hosts may lock files only: those that can be written.
             if len(self._fds) < 2:
@@ -391,7 +418,7 @@ def _lock_soon(fd: int) -> None:
 def owner_pid(path: Path) -> int | None:
     """The process that owns the pool, or `None`. Takes no lock that could keep an owner out for longer than this."""
     try:
-        fd = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as error:

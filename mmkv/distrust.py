@@ -14,10 +14,11 @@ from mmkv.errors import PoolCorrupt
 from mmkv.refused import is_short_of_files, refusal
 from mmkv.reserve import RESERVE_SUFFIX
 
-__all__ = ["bounded_rows", "limit_values", "refuse_other_files", "schema_of"]
+__all__ = ["SUFFIXES", "bounded_rows", "limit_values", "refuse_other_files", "schema_of"]
 
 _JOURNAL_END = bytes.fromhex("d9d505f920a163d7")
-_SUFFIXES = ("-journal", "-wal", "-shm", RESERVE_SUFFIX)
+# Of the files that may lie beside a catalog.
+SUFFIXES = ("-journal", "-wal", "-shm", RESERVE_SUFFIX)
 # The largest value that a catalog holds are the hashes of one version: 8 bytes a block.
 _MAX_VALUE_BYTES = 256 << 20
 # A row of the smallest table takes more.
@@ -35,7 +36,7 @@ def refuse_other_files(path: Path) -> None:
     PoolCorrupt
         A companion is no plain file, or the journal names another one.
     """
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         file = path.with_name(path.name + suffix)
         try:
             mode = file.lstat().st_mode

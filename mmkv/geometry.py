@@ -301,8 +301,8 @@ def choose_geometry(layout: Layout, capacity: int) -> Geometry:
     smallest = block.block_bytes + (block.checkpoint_bytes if has_states else 0)
     if capacity < smallest:
         raise ValueError(
-            f"a capacity of {capacity} bytes is too small: a block of this layout has {tokens} tokens, and with one "
-            f"checkpoint it takes {smallest} bytes"
+            f"a capacity of {capacity} bytes is too small: a block of this layout has {tokens} tokens, and "
+            f"{'with the states of one token count ' if has_states else ''}it takes {smallest} bytes"
         )
     target = capacity // _SEGMENTS_PER_CAPACITY
     largest_layer = max(*block.layer_segment_bytes, tokens * ID_BYTES)

@@ -107,7 +107,9 @@ def _mismatch(file: Path, metadata: dict[str, str], layout: Layout, pool: Path) 
         return LayoutMismatch(f"{file} cannot be imported: {error}")
     except (ValueError, RecursionError):
         pass
-    return LayoutMismatch(f"{file} cannot be imported: its layout is not that of the pool at {pool}")
+    return LayoutMismatch(
+        f"{file} cannot be imported: its layout is not that of the pool at {pool}, and it does not say in what"
+    )
 
 
 class Arrival:

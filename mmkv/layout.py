@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mmkv.sizes import as_count
 
-__all__ = ["Layer", "Layout", "Plane", "State", "dtype_bytes", "dtype_name"]
+__all__ = ["Layer", "Layout", "Plane", "State", "difference", "dtype_bytes", "dtype_name"]
 
 # Types that models store and NumPy has no name for: bytes of one element.
 _FOREIGN_DTYPE_BYTES = {
@@ -302,3 +302,24 @@ class Layout:
             return cls(layers, value["model"], value.get("opaque_page_tokens"))
         except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a layout: {type(error).__name__}: {error}") from error
+
+
+def difference(one: Layout, other: Layout) -> str:
+    """In what a layout is not another one, as an end of a sentence about the former."""
+    if one.model != other.model:
+        return f"it is of the model {one.model!r}, not {other.model!r}"
+    if len(one.layers) != len(other.layers):
+        return f"it has {len(one.layers)} layers, not {len(other.layers)}"
+    for index, (mine, theirs) in enumerate(zip(one.layers, other.layers, strict=True)):
+        pairs: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            ("plane", dict(mine.planes), dict(theirs.planes)),
+            ("state", dict(mine.state), dict(theirs.state)),
+        ]
+        for kind, here, there in pairs:
+            for name in [*here, *there]:
+                if here.get(name) != there.get(name):
+                    return f"layer {index}, {kind} {name!r}: it has {here.get(name)}, not {there.get(name)}"
+            if list(here) != list(there):
+                return f"layer {index}: its {kind}s come in the order {list(here)}, not {list(there)}"
+    pages = [layout.opaque_page_tokens for layout in (one, other)]
+    return f"its opaque_page_tokens is {pages[0]}, not {pages[1]}"

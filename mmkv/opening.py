@@ -66,16 +66,20 @@ def open_owner(
     """
     if layout is not None and not isinstance(layout, Layout):
         raise TypeError(f"layout must be a Layout, not {layout!r}")
-    directory.prepare(path, create=layout is not None and capacity is not None)
-    medium = medium_of(path)
-    if medium.fs_type == "hugetlbfs":
-        raise ValueError(f"{path} lies on hugetlbfs, which cannot hold a pool's catalog: use tmpfs or a disk")
-    if not directory.is_pool(path):
-        _require_creatable(path, layout, capacity, elsewhere)
     with contextlib.ExitStack() as undo:
+        # What fails leaves nothing that was not there before.
+        made = directory.prepare(path, create=layout is not None and capacity is not None)
+        undo.callback(directory.unmake, made)
+        medium = medium_of(path)
+        if medium.fs_type == "hugetlbfs":
+            raise ValueError(f"{path} lies on hugetlbfs, which cannot hold a pool's catalog: use tmpfs or a disk")
+        if not directory.is_pool(path):
+            _require_creatable(path, layout, capacity, elsewhere)
+        was_locked = os.path.lexists(path / directory.LOCK)
         lock = directory.OwnerLock(path)
         undo.callback(lock.release)
         if not directory.is_pool(path):
+            undo.callback(directory.discard, path, elsewhere or path / directory.CATALOG, lock=not was_locked)
             _create(path, layout, capacity, elsewhere)
         description = directory.read_description(path)
         if layout is not None:
@@ -107,8 +111,8 @@ def open_owner(
         )
         undo.callback(space.close)
         if unborn:
-            for made in {path, file.parent}:
-                directory.sync_directory(made)
+            for place in {path, file.parent}:
+                directory.sync_directory(place)
         _settle_other_boots(catalog, boot_id())
         opened_hot = _open_hot(hot, path, description, catalog, space.min_free_ram)
         if opened_hot is not None:

@@ -39,7 +39,7 @@ from mmkv.hot import Hot
 from mmkv.housekeeping import Housekeeping
 from mmkv.importing import Arrival, Parcel
 from mmkv.info import ConversationInfo, PoolStats, TierStats, conversation_infos
-from mmkv.layout import Layout
+from mmkv.layout import Layout, difference
 from mmkv.ledger import Conversation, Ledger, Version
 from mmkv.match import Match, longest_prefix
 from mmkv.medium import boot_id
@@ -269,8 +269,8 @@ class Pool:
         hot_capacity : int or str, optional
             The most bytes that the files of the hot tier take. Needed for a new one.
         rewarm : bool
-            Whether to bring the most recently used conversations into the hot tier, in the background, as far as they
-            find free room.
+            Whether to bring the most recently used conversations into the hot tier, which there must be, in the
+            background, as far as they find free room.
         readonly : bool
             Whether to look only, also beside the pool's owner: `match`, `info`, `conversations`, `stats`. A match's
             lease does not bind the owner.
@@ -334,7 +334,10 @@ class Pool:
             if readonly:
                 opened = open_reader(where, layout, elsewhere)
             else:
-                if hot is not None and (former := hot_of(where, elsewhere)) is not None and former != hot_path:
+                former = hot_of(where, elsewhere) if hot is not None or rewarm else None
+                if rewarm and hot_path is None and (former is None or hot is False):
+                    raise ValueError(f"rewarm is True, but the pool at {where} has no hot tier: give one as hot=")
+                if hot is not None and former is not None and former != hot_path:
                     _leave_hot(cls, where, layout, elsewhere)
                 opened = open_owner(where, layout, size, free, elsewhere, (hot_path, hot_size))
         try:
@@ -1316,8 +1319,7 @@ class Pool:
             raise TypeError(f"slot must be a Slot or a PagedSlot, not {type(slot).__name__}")
         if slot.layout is not self.layout and slot.layout.fingerprint != self.layout.fingerprint:
             raise LayoutMismatch(
-                f"the slot's layout (model {slot.layout.model!r}) is not that of the pool at {self.path} "
-                f"(model {self.layout.model!r})"
+                f"the slot's layout is not that of the pool at {self.path}: {difference(slot.layout, self.layout)}"
             )
 
     def _find(self, conversation: object) -> Conversation:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Receipt", "Transfer"]
 
+# What stores and the pool call of a transfer.
+_WITHIN = {
+    "abandon", "begin", "deadline", "expire", "failed", "landed", "moved", "moved_bytes", "passed", "quarantined",
+    "released", "started", "stopped", "submitted", "wait_for_parts",
+}  # fmt: skip
 _log = logging.getLogger("mmkv")
 
 
@@ -41,7 +46,8 @@ class Receipt:
     seconds : float
         From the call until the last byte was down and, for a park, committed.
     path : str
-        What moved the bytes: `mapped`, `gds`, `kvikio-posix`, `posix`, several joined by `+`, `none` if none moved.
+        What moved the bytes: `mapped`, `gds`, `kvikio-posix`, `posix-direct` (past the page cache), `posix`, several
+        joined by `+`, `none` if none moved.
     verified : int
         Bytes that a take found to be those that were parked; 0 where they needed no check.
     """
@@ -108,6 +114,10 @@ class Transfer:
 
     def __repr__(self) -> str:
         return f"Transfer({self.what!r}, layers={sum(self._landed)}/{self._layers}, {self._state()})"
+
+    def __dir__(self) -> Iterable[str]:
+        """What an engine calls: not what stores and the pool do."""
+        return [name for name in super().__dir__() if name not in _WITHIN]
 
     def _state(self) -> str:
         if not self._settled:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmkv import directory
 from mmkv.catalog import Catalog, Resident
-from mmkv.errors import PoolCorrupt
+from mmkv.errors import MmkvError, PoolCorrupt
 from mmkv.geometry import Geometry, choose_geometry
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.refused import is_short_of_files, refusal
@@ -171,9 +171,13 @@ def open_hot(
         raise ValueError(f"hot={str(path)!r} lies on hugetlbfs, which has no system calls to write with: use tmpfs")
     if path.resolve() == pool.resolve():
         raise ValueError(f"hot={str(path)!r} is the directory of the pool itself: use one of its own")
-    directory.prepare(path, create=True)
     with contextlib.ExitStack() as undo:
-        lock = directory.OwnerLock(path)
+        made = directory.prepare(path, create=True)
+        undo.callback(directory.unmake, made)
+        _require_own_files(path)
+        if made:
+            undo.callback(_discard, path)
+        lock = _lock(path)
         undo.callback(lock.release)
         claim = read_claim(path)
         _require_free(path, claim, pool, description)
@@ -229,7 +233,7 @@ def give_up_hot(pool: Path, description: directory.Description, catalog: Catalog
     stored = stored_hot(catalog)
     forget_hot(catalog)
     if stored is not None and is_whole(stored[0], pool, description, catalog):
-        lock = directory.OwnerLock(stored[0])
+        lock = _lock(stored[0])
         try:
             _clear(stored[0])
         finally:
@@ -307,11 +311,20 @@ def is_of(claim: Claim, pool: Path, description: directory.Description) -> bool:
     return claim.uuid == description.uuid and claim.origin == _origin(pool)
 
 
-def _require_free(path: Path, claim: Claim | None, pool: Path, description: directory.Description) -> None:
+def _lock(path: Path) -> directory.OwnerLock:
+    return directory.OwnerLock(
+        path, "the hot directory", "close the pool that uses it there, or give this one a directory of its own as hot="
+    )
+
+
+def _require_own_files(path: Path) -> None:
     names = {entry.name for entry in path.iterdir()}
     foreign = sorted(name for name in names - _NAMES if not name.startswith(_NAME))
     if foreign:
         raise ValueError(f"{path} holds {foreign[0]!r}, which is not of a hot tier: choose an empty directory")
+
+
+def _require_free(path: Path, claim: Claim | None, pool: Path, description: directory.Description) -> None:
     if claim is None or is_of(claim, pool, description):
         return
     # A copy of a hot tier has nothing that the one that it was copied from has not.
@@ -391,6 +404,15 @@ def read_claim(path: Path) -> Claim | None:
         }:
             return Claim(uuid, origin, place, generation, boot, dirty, sizes)
     return None
+
+
+def _discard(path: Path) -> None:
+    """Delete what was made in a new directory that becomes no hot tier."""
+    with contextlib.suppress(MmkvError, OSError, ValueError):
+        _clear(path)
+        if (path / "layers").is_dir():
+            (path / "layers").rmdir()
+        (path / directory.LOCK).unlink(missing_ok=True)
 
 
 def _clear(path: Path) -> None:

@@ -276,6 +276,45 @@ def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], err
         pass
 
 
+def test_what_cannot_be_made_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(mmkv.MmkvError, match=r"^/proc/mmkv/pool cannot be made: no directory can be in /proc: "):
+        mmkv.Pool.open("/proc/mmkv/pool", UNIFORM, capacity=CAPACITY)
+    (tmp_path / "empty").mkdir(mode=0o700)
+    for path in (tmp_path / "new" / "pool", tmp_path / "empty"):
+        with pytest.raises(ValueError, match=r"has \d+ tokens, and it takes \d+ bytes"):
+            mmkv.Pool.open(path, UNIFORM, capacity=100)
+        with pytest.raises(ValueError, match=r"tokens, and with the states of one token count it takes \d+ bytes"):
+            mmkv.Pool.open(path, HYBRID, capacity=100)
+    with pytest.raises(ValueError, match="hot_capacity is 5, but there is no hot tier"):
+        mmkv.Pool.open(tmp_path / "empty", UNIFORM, capacity=CAPACITY, catalog=tmp_path / "catalog", hot_capacity=5)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+@pytest.mark.parametrize("hot", [None, False])
+def test_rewarming_needs_a_hot_tier(tmp_path: Path, hot: Any) -> None:
+    for path in (tmp_path / "pool", tmp_path / "there"):
+        with pytest.raises(ValueError, match=r"rewarm is True, but the pool at .* has no hot tier: give one as hot="):
+            mmkv.Pool.open(path, UNIFORM, capacity=CAPACITY, rewarm=True, hot=hot)
+        assert not (tmp_path / "pool").exists()
+        mmkv.Pool.open(tmp_path / "there", UNIFORM, capacity=CAPACITY).close()
+
+
+def test_a_slot_of_another_layout_is_told_what_differs(pool: mmkv.Pool) -> None:
+    other = mmkv.Layout([mmkv.Layer({"k": mmkv.Plane("int8", (8,))})] * 3, UNIFORM.model)
+    with pytest.raises(mmkv.LayoutMismatch, match=r"the slot's layout is not that of the pool at .*: layer 0, plane"):
+        pool.park("chat", make_slot(other, 10), range(10))
+
+
+def test_what_is_within_is_not_offered(pool: mmkv.Pool) -> None:
+    assert set(dir(mmkv)) == {*mmkv.__all__, "__version__"}
+    transfer = pool.take("chat", make_slot(UNIFORM, len(IDS)))
+    assert {name for name in dir(transfer) if not name.startswith("_")} == {
+        "add_done_callback", "cancel", "done", "exception", "kind", "result", "stats", "tokens", "tokens_written",
+        "verified", "wait", "what",
+    }  # fmt: skip
+    transfer.result()
+
+
 def test_a_pool_needs_a_layout_and_a_capacity_to_be_created(tmp_path: Path) -> None:
     with pytest.raises(mmkv.PoolCorrupt, match="does not exist: give a layout and a capacity"):
         mmkv.Pool.open(tmp_path / "pool")

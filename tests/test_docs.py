@@ -47,6 +47,16 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(compile(block, page, "exec"), names)
 
 
+def test_each_page_has_directories_of_its_own() -> None:
+    """Whoever runs the examples of one page after those of another meets no pool of another layout."""
+    seen: dict[str, Path] = {}
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            for name in re.findall(r'(?:Pool\.open|ChatPool)\([^"\n]*"([^"]+)"', block):
+                assert seen.setdefault(name, page) == page, f"{name} is on {page.name} and on {seen[name].name}"
+    assert len(seen) > 5
+
+
 def test_the_readme_has_an_example_of_about_ten_lines() -> None:
     (example,) = blocks(ROOT / "README.md", "python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 12

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mmkv import Layer, Layout, Plane, State
+from mmkv.layout import difference
 
 K = Plane("int8", (4, 128))
 REPORTED = Layer({"k": K, "v": Plane("uint8", (4, 64)), "scale": Plane("float16", (24,))})
@@ -129,3 +130,8 @@ def test_a_layout_cannot_be_changed() -> None:
         BASE.model = "n"  # type: ignore[misc]
     with pytest.raises(TypeError):
         BASE.layers[0].planes["k"] = K  # type: ignore[index]
+
+
+def test_the_opaque_pages_are_a_difference() -> None:
+    layer = [Layer({"k": Plane("int8", (4,))})]
+    assert difference(Layout(layer, "m", 64), Layout(layer, "m")) == "its opaque_page_tokens is 64, not None"

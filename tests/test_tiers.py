@@ -799,7 +799,8 @@ def test_hot_directories_that_are_something_else_are_refused(ram_path: Path, bas
     with pytest.raises(ValueError, match="needs a limit"):
         open_tiers(base, ram_path / "fresh", hot_capacity=None)
     with pytest.raises(ValueError, match="there is no hot tier"):
-        mmkv.Pool.open(base, hot_capacity="1MiB")
+        mmkv.Pool.open(base, UNIFORM, capacity=CAPACITY, hot_capacity="1MiB")
+    assert not base.exists()
 
 
 def test_a_hot_file_system_that_is_full_to_the_last_page_can_be_closed_and_opened(base: Path, tmp_path: Path) -> None:
@@ -1043,3 +1044,36 @@ def test_threads_and_descriptors_are_given_back(base: Path, hot: Path, no_thread
         assert not descriptors()
     with Path("/proc/self/maps").open() as maps:
         assert str(hot) not in maps.read()
+
+
+def test_a_hot_directory_in_use_is_named_with_its_owner(base: Path, hot: Path) -> None:
+    error = f"the hot directory at {hot} is owned by process {os.getpid()}: close the pool that uses it there, or give"
+    with open_tiers(base, hot) as pool:
+        with pytest.raises(mmkv.PoolLocked, match=error) as caught:
+            open_tiers(base.with_name("other"), hot)
+        assert caught.value.pid == os.getpid()
+        assert not base.with_name("other").exists(), "what is refused leaves nothing"
+        park(pool, "chat", text(1, 1.5))
+        assert_parked(pool, "chat", text(1, 1.5))
+
+
+def test_a_hot_directory_of_somebody_elses_is_left_alone(base: Path, hot: Path) -> None:
+    hot.mkdir(mode=0o700)
+    (hot / "thesis.txt").write_text("dear reader")
+    base.mkdir(mode=0o700)
+    with pytest.raises(ValueError, match=r"holds 'thesis\.txt', which is not of a hot tier"):
+        open_tiers(base, hot)
+    assert [path.name for path in hot.iterdir()] == ["thesis.txt"]
+    assert list(base.iterdir()) == []
+    # What was there before stays.
+    open_tiers(base, hot.with_name("own")).close()
+    with pytest.raises(ValueError, match=r"thesis\.txt"):
+        open_tiers(base, hot)
+    mmkv.Pool.open(base).close()
+
+
+def test_a_new_hot_directory_that_becomes_none_goes_again(base: Path, hot: Path) -> None:
+    with pytest.raises(ValueError, match="a capacity of 5 bytes is too small"):
+        open_tiers(base, hot, hot_capacity=5)
+    assert not base.exists()
+    assert not hot.exists()
