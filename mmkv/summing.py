@@ -85,7 +85,7 @@ class Summing:
                 for sums in self._sums:
                     sums.copied(address, size)
             except Exception as error:
-                self._whole.failed(TransferError(f"the checksums of {size} bytes could not be taken: {error}"))
+                self._whole.failed(TransferError(f"{size} bytes: their checksums could not be taken: {error}"))
         self._whole.moved(path, size)
 
     def landed(self, layer: int) -> None:
