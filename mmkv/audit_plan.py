@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mmkv.blocks import block_numbers
-from mmkv.catalog import Catalog, ConversationRow, VersionRow
+from mmkv.catalog import Catalog
 from mmkv.check_files import expected_files
 from mmkv.directory import Description
 from mmkv.errors import ConversationNotFound, PoolCorrupt
 from mmkv.geometry import Extent, Geometry
 from mmkv.medium import boot_id, medium_of
+from mmkv.rows import ConversationRow, VersionRow
 from mmkv.space import KINDS, Kind
 from mmkv.store.files import PoolFile
 from mmkv.unit_table import UnitRows, read_bad, read_units

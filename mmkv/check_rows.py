@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.catalog import Catalog, Checkpoint, Resident
+from mmkv.catalog import Catalog, Resident
 from mmkv.distrust import bounded_rows
 from mmkv.findings import Finding, Repair, Severity
 from mmkv.geometry import Extent
+from mmkv.rows import Checkpoint
 
 __all__ = ["Conversation", "Rows", "Version", "read_rows"]
 

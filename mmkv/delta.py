@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmkv.blocks import leading_extents, merge_extents
-from mmkv.catalog import Checkpoint
 from mmkv.geometry import Extent, extent_blocks
+from mmkv.rows import Checkpoint
 
 __all__ = ["Delta", "keep_checkpoints", "own_delta", "with_shared"]
 

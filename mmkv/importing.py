@@ -12,7 +12,7 @@ import numpy as np
 
 from mmkv.blocks import block_numbers
 from mmkv.buffer import allocate_host
-from mmkv.catalog import Catalog, Checkpoint, VersionRow
+from mmkv.catalog import Catalog
 from mmkv.checks import Checks
 from mmkv.checksum import UnitStream
 from mmkv.directory import require_layout
@@ -23,6 +23,7 @@ from mmkv.ledger import Ledger
 from mmkv.portable import IDS, About, Part, parts_of
 from mmkv.prefix import continued_hashes, first_seed
 from mmkv.room import Room
+from mmkv.rows import Checkpoint, VersionRow
 from mmkv.sizes import round_up
 from mmkv.space import Kind, Reservation, Space
 from mmkv.store.files import PoolFile

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mmkv.blocks import tokens_before
-from mmkv.catalog import ConversationRow, Resident, VersionRow
+from mmkv.catalog import Resident
 from mmkv.geometry import Extent, Geometry, extent_blocks
 from mmkv.quarantine import usable_tokens
+from mmkv.rows import ConversationRow, VersionRow
 from mmkv.space import Kind
 
 __all__ = [

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mmkv.blocks import BlockAllocator
-from mmkv.catalog import ConversationRow, VersionRow
 from mmkv.geometry import Extent
 from mmkv.prefix import PrefixIndex
 from mmkv.quarantine import Quarantine
+from mmkv.rows import ConversationRow, VersionRow
 
 __all__ = ["Conversation", "Ledger", "Version"]
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmkv import directory
-from mmkv.catalog import Catalog, ConversationRow
+from mmkv.catalog import Catalog
 from mmkv.errors import PoolCorrupt
 from mmkv.geometry import Extent, choose_geometry
 from mmkv.layout import Layout
 from mmkv.ledger import Ledger
 from mmkv.medium import Medium, boot_id, medium_of
 from mmkv.refused import refusal
+from mmkv.rows import ConversationRow
 from mmkv.space import Space
 from mmkv.unit_table import read_bad
 from mmkv.warming import OpenedHot, forget_hot, give_up_hot, is_whole, open_hot, stored_hot

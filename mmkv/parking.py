@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mmkv.between import Pairs
 from mmkv.blocks import block_numbers, merge_extents
-from mmkv.catalog import Catalog, Checkpoint, Resident, VersionRow
+from mmkv.catalog import Catalog, Resident
 from mmkv.checks import Checks, ParkSums
 from mmkv.delta import Delta, keep_checkpoints, own_delta, with_shared
 from mmkv.errors import TransferCancelled
@@ -25,6 +25,7 @@ from mmkv.match import longest_prefix
 from mmkv.placement import Placement, place
 from mmkv.prefix import chain_hashes
 from mmkv.room import Room
+from mmkv.rows import Checkpoint, VersionRow
 from mmkv.sizes import round_up
 from mmkv.space import Kind, Reservation, Space
 from mmkv.uninterrupted import uninterrupted

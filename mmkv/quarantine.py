@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 from mmkv.blocks import BlockAllocator, tokens_before
-from mmkv.catalog import Checkpoint, VersionRow
 from mmkv.geometry import Extent
 from mmkv.layout import Layout
+from mmkv.rows import Checkpoint, VersionRow
 from mmkv.space import KINDS, Kind
 from mmkv.unit_table import Bad
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import mmkv
-from mmkv.catalog import Catalog, ConversationRow
+from mmkv.catalog import Catalog
 from mmkv.geometry import Extent
 from mmkv.ledger import Conversation, Version
+from mmkv.rows import ConversationRow
 from mmkv.space import KINDS
 from mmkv.unit_table import read_units
 from tests.computed import Ids, assert_holds, assert_untouched, computed, make_slot

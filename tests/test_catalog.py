@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from mmkv.catalog import Catalog, Checkpoint, ConversationRow, VersionRow
+from mmkv.catalog import Catalog
 from mmkv.errors import MmkvError, PoolCorrupt, PoolFull
 from mmkv.geometry import Extent
+from mmkv.rows import Checkpoint, ConversationRow, VersionRow
 
 Opened: TypeAlias = Callable[..., Catalog]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mmkv.catalog import Checkpoint
 from mmkv.delta import Delta, keep_checkpoints, own_delta, with_shared
 from mmkv.geometry import Extent
+from mmkv.rows import Checkpoint
 
 BLOCK = 10
 # 25 tokens in blocks 4, 5 and 9.

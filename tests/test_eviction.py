@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmkv.blocks import BlockAllocator
-from mmkv.catalog import Checkpoint, ConversationRow, VersionRow
 from mmkv.eviction import Counts, choose_victims
 from mmkv.geometry import Extent
 from mmkv.ledger import Ledger
+from mmkv.rows import Checkpoint, ConversationRow, VersionRow
 
 NO_HASHES = np.zeros(0, dtype=np.uint64)
 

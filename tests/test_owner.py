@@ -224,7 +224,7 @@ def test_an_io_error_of_a_full_file_system_is_pool_full(path: Path, monkeypatch:
             raise _sqlite_error("SQLITE_FULL")
         with pytest.raises(mmkv.MmkvError, match="cannot be used"), pool._catalog._errors():
             raise _sqlite_error("SQLITE_IOERR_WRITE")
-        monkeypatch.setattr("mmkv.catalog._is_full", lambda path, least: True)
+        monkeypatch.setattr("mmkv.connection._is_full", lambda path, least: True)
         with pytest.raises(mmkv.PoolFull, match="free some space"), pool._catalog._errors():
             raise _sqlite_error("SQLITE_IOERR_WRITE")
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from mmkv import directory
-from mmkv.catalog import Catalog, Checkpoint, VersionRow
+from mmkv.catalog import Catalog
 from mmkv.geometry import Extent, Geometry, choose_geometry
 from mmkv.layout import Layer, Layout, Plane, State
+from mmkv.rows import Checkpoint, VersionRow
 from mmkv_inspect import cli
 
 UNIFORM = Layout([Layer({"k": Plane("int8", (4, 128)), "scale": Plane("float16", (24,))})] * 4, model="test/model-7b")

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmkv.catalog import Catalog, ConversationRow, Resident, VersionRow
+from mmkv.catalog import Catalog, Resident
 from mmkv.directory import Description, catalog_file, owner_pid, prepare, read_description
 from mmkv.errors import MmkvError, PoolCorrupt
 from mmkv.geometry import Extent, Geometry, extent_blocks
 from mmkv.info import ConversationInfo, PoolStats, conversation_infos, union_extents
 from mmkv.medium import Medium, medium_of
+from mmkv.rows import ConversationRow, VersionRow
 from mmkv.space import KINDS
 from mmkv.unit_table import Bad, read_bad
 from mmkv_inspect.notes import Owner, capacity_of, owner_of, stats_of

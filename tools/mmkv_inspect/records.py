@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mmkv.catalog import ConversationRow, VersionRow
 from mmkv.directory import FORMAT
 from mmkv.info import ConversationInfo
+from mmkv.rows import ConversationRow, VersionRow
 from mmkv_inspect.reading import PoolView
 from mmkv_inspect.usage import SpaceUse
 

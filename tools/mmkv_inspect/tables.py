@@ -12,11 +12,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from mmkv.catalog import ConversationRow, VersionRow
 from mmkv.geometry import Geometry
 from mmkv.info import ConversationInfo, PoolStats, TierStats
 from mmkv.layout import Layer, Layout, Plane, State
 from mmkv.medium import Medium
+from mmkv.rows import ConversationRow, VersionRow
 from mmkv_inspect.notes import Owner
 from mmkv_inspect.reading import PoolView
 from mmkv_inspect.text import age_text, size_text, time_text, visible
