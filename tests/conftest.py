@@ -81,6 +81,18 @@ def unpacked_smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Models compute with one thread each, here and in other processes: small ones are no faster with several."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(before)
+
+
 @pytest.fixture
 def simulated_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[simulated.SimulatedCuda]:
     """A CUDA of two devices on host memory in the place of CuPy."""

@@ -17,7 +17,7 @@ from benchmarks import engine, first_token, follow_up
 from benchmarks.results import TARGETS
 from mmkv.integrations.transformers import cache_argument, new_cache, seek
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread")]
 
 FIGURES = ("first_token_streamed", "first_token_again", "first_token_blocking")
 

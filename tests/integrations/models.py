@@ -125,7 +125,7 @@ class Uninterrupted:
         tokens = torch.tensor([ids], device=self.model.device)
         cache = {cache_argument(self.model): self.caches[conversation]}
         with torch.inference_mode():
-            logits = self.model(input_ids=tokens, use_cache=True, **cache).logits
+            logits = self.model(input_ids=tokens, use_cache=True, logits_to_keep=1, **cache).logits
         self.held[conversation] = self.held.get(conversation, []) + ids
         return int(logits[0, -1].argmax())
 

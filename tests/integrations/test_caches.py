@@ -24,7 +24,7 @@ from mmkv.integrations.transformers import (
 )
 from tests.integrations.models import MODELS, llama, make_model
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread")]
 
 
 def run(model: Any, cache: Any, ids: list[int]) -> Any:

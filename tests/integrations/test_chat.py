@@ -14,7 +14,7 @@ import mmkv
 from mmkv.integrations.transformers import Answer, ChatPool, layout_of, slot_of
 from tests.integrations.models import MODELS, Letters, Uninterrupted, make_model, said
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("one_thread")]
 
 CHATS, TURNS, TOKENS, MAX_TOKENS = 3, 3, 12, 320
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

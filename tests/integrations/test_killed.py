@@ -18,14 +18,16 @@ from mmkv.integrations.transformers import Answer, layout_of
 from tests.integrations.engine import Engines, Make
 from tests.integrations.models import Letters, Uninterrupted, make_model, said
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
+# The engine is killed before this turn of this chat. The third turn of chats before it is the first after the kill.
+KILLED = (1, 2)
 QUESTIONS = [
     ["What is the capital of France?", "And of Spain?", "Which one is larger?"],
     ["Name a fruit that is red.", "And one that is yellow?", "Which is sweeter?"],
-    ["How many legs has a spider?", "And a cat?", "And both together?"],
-    ["Write a line about the sea.", "Now about mountains.", "Now about rain."],
-    ["What do bees make?", "What from?", "Who eats it?"],
+    ["How many legs has a spider?", "And a cat?"],
+    ["Write a line about the sea.", "Now about mountains."],
+    ["What do bees make?", "What from?"],
 ]
 
 
@@ -68,8 +70,10 @@ def talk_through_a_kill(makes: dict[str, Make], talks: list[Talk], directory: Pa
     engines = Engines(makes, directory, **settings)
     try:
         for turn in range(3):
-            for chat in range(len(talks[0].asked)):
-                if (turn, chat) == (1, 2):
+            for chat, asked in enumerate(talks[0].asked):
+                if turn == len(asked):
+                    continue
+                if (turn, chat) == KILLED:
                     talks[0].begin(engines, chat, turn)
                     time.sleep(0.2)
                     engines.kill()
@@ -98,7 +102,7 @@ def test_five_chats_of_a_real_model_on_four_slots(ram_path: Path, unpacked_smoll
     make = partial(smollm2.load, unpacked_smollm2)
     talk = Talk("smollm2", make, QUESTIONS, 7, 256)
     talk_through_a_kill({"smollm2": make}, [talk], ram_path, slots=4, max_tokens=256)
-    assert len(talk.answers) == 15
+    assert len(talk.answers) == 12
     assert "Paris" in talk.answers[0].text
     for before, answer in zip(talk.answers, talk.answers[5:], strict=False):
         # Of each chat's former turn only the last token has no row.

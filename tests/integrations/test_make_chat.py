@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from tests.integrations.models import Letters, make_model
 from tools import chat
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def small() -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from benchmarks import smollm2
 ANSWER = Path(__file__).with_name("answer.py")
 
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.model,
     pytest.mark.slow,
     pytest.mark.skipif(
