@@ -14,7 +14,7 @@ import mmkv
 from mmkv.blocks import block_numbers
 from mmkv.store import posix
 from mmkv.store.pieces import Piece
-from tests.computed import UNIFORM
+from tests.computed import UNIFORM, Ids, ids_of
 from tests.crashed import idle_writers
 
 BLOCK = 512
@@ -32,6 +32,20 @@ def open_tiers(
         return mmkv.Pool.open(base, layout, **options)
     with idle_writers():
         return mmkv.Pool.open(base, layout, **options)
+
+
+def text(seed: int, blocks: float) -> Ids:
+    """The ids of so many blocks."""
+    return ids_of((seed, int(blocks * BLOCK)))
+
+
+def make_cold(pool: mmkv.Pool) -> None:
+    """Bring everything to the path and let it go from the hot tier."""
+    assert pool._hot is not None
+    pool.flush()
+    while pool._hot.give_back_one(even_pinned=True):
+        pass
+    assert pool._hot.space.allocated_bytes == 0
 
 
 def hot_blocks(pool: mmkv.Pool, name: str) -> list[bool]:
