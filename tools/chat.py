@@ -91,8 +91,9 @@ class Engine:
         self._process = context.Process(target=serve, args=(theirs, load, pool, answer_tokens), daemon=True)
         self._process.start()
         theirs.close()
-        pid, conversations = self._receive()
-        console.print(f"[dim]engine {pid}: {conversations} conversations are parked[/dim]")
+        pid, count = self._receive()
+        parked = "1 conversation is" if count == 1 else f"{count} conversations are"
+        console.print(f"[dim]engine {pid}: {parked} parked[/dim]")
 
     def _receive(self) -> Any:
         try:

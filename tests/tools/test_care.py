@@ -61,7 +61,7 @@ def test_check_and_fix(path: Path, inspect: Callable[..., Any]) -> None:
     fixed = inspect("check", path, "--fix")
     assert fixed.code == 0
     assert "done: drop 'chat'" in fixed.out
-    assert fixed.out.endswith("1 conversations, 1 versions: fine\n")
+    assert fixed.out.endswith("1 conversation, 1 version: fine\n")
     assert inspect("check", path).code == 0
     assert inspect("check", path, "--fix", "--dry-run").code == 2
 
@@ -117,7 +117,7 @@ def test_verify(path: Path, inspect: Callable[..., Any], monkeypatch: pytest.Mon
     found = json.loads(inspect("verify", path, "chat", "--json").out)
     assert (found["conversations"], found["corrupt"], found["unverified"]) == (1, [], 0)
     monkeypatch.setenv("MMKV_POOL", str(path))
-    assert inspect("verify", "chat").out.startswith("1 conversations, ")
+    assert inspect("verify", "chat").out.startswith("1 conversation, ")
     assert inspect("verify", "nobody").code == 1
     for wrong in (["verify"], ["verify", path, "chat", "--all"]):
         assert inspect(*wrong).code == 2

@@ -6,15 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mmkv.directory import OwnerLock
 from mmkv.info import PoolStats, TierStats, TransferStats
+from mmkv_inspect import tables
+from mmkv_inspect.reading import read_pool
 
 HOSTILE = "a\x1b[31mb\u202e [red]c[/red] :smile:\n"
 
@@ -39,6 +43,37 @@ def filled(pool: Any) -> Any:
     pool.put("fork-of-42", 2 * tokens, [(0, 1), (10, 1)], namespace="tenant-7", age=90_000)
     pool.put("chat-1", 1, [(4, 1)], age=2)
     return pool
+
+
+@pytest.mark.parametrize("width", [100, 80, 60])
+def test_a_narrow_terminal_breaks_lines_and_cuts_nothing(
+    filled: Any, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "agent-7f3e9c52-0b1d-4a77-9e0c-8d1f5b2a6c31"
+    filled.put(name, 1000, [(30, 2)], namespace="tenant-7", taken=3, pinned=True)
+    columns = {}
+
+    def noted(titles: Any, rows: Any, room: int) -> list[int]:
+        widths = fitted(titles, rows, room)
+        columns.update(zip([title for title, _ in titles], widths, strict=True))
+        assert sum(widths) == room
+        return widths
+
+    fitted = tables._fitted
+    monkeypatch.setattr(tables, "_fitted", noted)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(tables, "_console", lambda _=None: Console(markup=False, width=width, color_system=None))
+    infos = read_pool(filled.path, None).infos()
+    tables.print_list(infos, len(infos), time.time(), hot=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert name in "".join(line[: columns["ID"]].strip() for line in lines)
+    assert min(columns.values()) >= 3
+    assert columns["ID"] >= 8
+    if width == 100:
+        # Between its words, not within, while there are shorter ids to be had.
+        assert columns["Size"] >= len("MiB")
+        assert columns["ID"] > 16
 
 
 def names(result: Any) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmkv_inspect.text import age_text, parse_age, size_text, visible
+from mmkv_inspect.text import age_text, count_text, parse_age, size_text, visible
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,10 @@ def test_parse_age(text: str, seconds: float) -> None:
 def test_parse_age_refuses(text: str) -> None:
     with pytest.raises(ValueError, match="no span of time"):
         parse_age(text)
+
+
+def test_one_thing_is_not_called_as_several_are() -> None:
+    assert [count_text(count, "conversation") for count in (0, 1, 2000)] == [
+        "0 conversations", "1 conversation", "2,000 conversations",
+    ]  # fmt: skip
+    assert [count_text(count, "miss", "misses") for count in (1, 2)] == ["1 miss", "2 misses"]

@@ -70,6 +70,19 @@ def test_one_frame(owned: Any, inspect: Callable[..., Any]) -> None:
     assert "owned by process" in inspect("top", owned.path).out
 
 
+@pytest.mark.parametrize("width", [80, 60])
+def test_no_column_vanishes_in_a_narrow_terminal(owned: Any, width: int) -> None:
+    note(owned)
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(frame(read_sample(owned.path, None), None))
+    lines = capture.get().splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines[1:])
+    for text in ("Tier", "hot", "path", "98.4", "tmp", "12/4", "GB/s"):
+        assert any(text in line for line in lines), text
+
+
 def test_json(owned: Any, inspect: Callable[..., Any]) -> None:
     note(owned, ago=1)
     value = json.loads(inspect("top", owned.path, "--json").out)
@@ -105,7 +118,7 @@ def test_figures_of_a_former_owner_do_not_count(owned: Any) -> None:
     owned.catalog.add_request("drop", "x")
     sample = read_sample(owned.path)
     assert sample.state is State.SILENT
-    assert "has noted no figures yet; 1 requests wait" in text_of(sample)
+    assert "has noted no figures yet; 1 request waits" in text_of(sample)
     assert rates_between(sample, sample) is None
 
 

@@ -13,7 +13,7 @@ import typer
 
 from mmkv.errors import MmkvError
 from mmkv_inspect.commands import VARIABLE, CatalogOption, Command, JsonOption, PoolArgument, app
-from mmkv_inspect.text import size_text, visible
+from mmkv_inspect.text import count_text, size_text, visible
 
 if TYPE_CHECKING:
     from mmkv.audit import Audit
@@ -92,7 +92,8 @@ def _print(found: Check, done: list[Action], *, dry_run: bool) -> None:
         print(f"{finding.severity}: {finding.code}: {visible(finding.text)}; {visible(finding.advice)}")
     for action in found.actions if dry_run else ():
         print(f"would {visible(action.text)}")
-    print(f"{found.conversations} conversations, {found.versions} versions: {_summary(found)}")
+    seen = f"{count_text(found.conversations, 'conversation')}, {count_text(found.versions, 'version')}"
+    print(f"{seen}: {_summary(found)}")
 
 
 def _summary(found: Check) -> str:
@@ -100,7 +101,7 @@ def _summary(found: Check) -> str:
         (sum(finding.severity == severity for finding in found.findings), severity)
         for severity in ("error", "warning", "note")
     ]
-    return ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count) or "fine"
+    return ", ".join(count_text(count, name) for count, name in counts if count) or "fine"
 
 
 @app.command("verify", cls=Command, short_help="Read all back, and compare it with its checksums.")
@@ -177,15 +178,17 @@ def _print_audit(found: Audit, *, quarantine: bool) -> None:
             f"corrupt: {visible(names)}: layer {one.layer}, {visible(repr(one.plane))}, tokens {first} to {end - 1} "
             f"({one.kind} {one.number}, {one.tier})"
         )
+    now = ", now in quarantine" if quarantine else ""
+    unit, units = "block or checkpoint", "blocks or checkpoints"
     notes = [
-        (len(found.corrupt), "units differ" + (", now in quarantine" if quarantine else "")),
-        (found.quarantined, "blocks or checkpoints were in quarantine"),
-        (found.lost, "blocks or checkpoints were in a hot tier that is gone"),
-        (found.unverified, "blocks or checkpoints have no checksums"),
+        (len(found.corrupt), f"unit differs{now}", f"units differ{now}"),
+        (found.quarantined, f"{unit} was in quarantine", f"{units} were in quarantine"),
+        (found.lost, f"{unit} was in a hot tier that is gone", f"{units} were in a hot tier that is gone"),
+        (found.unverified, f"{unit} has no checksums", f"{units} have no checksums"),
     ]
-    told = [f"{count} {what}" for count, what in notes if count]
+    told = [count_text(*note) for note in notes if note[0]]
     speed = f"{size_text(found.bytes)} in {found.seconds:.1f} s, {found.gbps:.2f} GB/s"
-    print(f"{found.conversations} conversations, {speed}: {'; '.join(told) or 'fine'}")
+    print(f"{count_text(found.conversations, 'conversation')}, {speed}: {'; '.join(told) or 'fine'}")
 
 
 @app.command("export", cls=Command, short_help="Write one conversation to a file.")

@@ -16,7 +16,7 @@ from mmkv.errors import ConversationNotFound
 from mmkv.sizes import parse_bytes
 from mmkv_inspect.reading import PoolView, read_pool
 from mmkv_inspect.selection import Selection, SortKey, sort_infos
-from mmkv_inspect.text import complain, parse_age, size_text, visible
+from mmkv_inspect.text import complain, count_text, parse_age, size_text, visible
 
 __all__ = ["VARIABLE", "CatalogOption", "Command", "JsonOption", "PoolArgument", "app"]
 
@@ -345,10 +345,8 @@ def _ask(view: PoolView, names: list[str]) -> None:
     pinned = sum(row.pinned for row in view.rows if row.name in chosen)
     for name in names:
         print(visible(name))
-    typer.confirm(
-        f"Drop these {len(names)} of {len(view.rows)} conversations ({pinned} pinned, at least {size_text(size)})?",
-        abort=True,
-    )
+    of = count_text(len(view.rows), "conversation")
+    typer.confirm(f"Drop these {len(names)} of {of} ({pinned} pinned, at least {size_text(size)})?", abort=True)
 
 
 def _drop(view: PoolView, catalog: Path | None, names: list[str], wait: float) -> list[str]:

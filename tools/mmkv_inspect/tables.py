@@ -19,7 +19,7 @@ from mmkv.medium import Medium
 from mmkv.rows import ConversationRow, VersionRow
 from mmkv_inspect.notes import Owner
 from mmkv_inspect.reading import PoolView
-from mmkv_inspect.text import age_text, size_text, time_text, visible
+from mmkv_inspect.text import age_text, count_text, size_text, time_text, visible
 from mmkv_inspect.usage import SpaceUse
 
 __all__ = ["medium_text", "print_conversation", "print_figures", "print_lines", "print_list", "print_stats"]
@@ -27,6 +27,8 @@ __all__ = ["medium_text", "print_conversation", "print_figures", "print_lines", 
 _UNLIMITED = 1 << 20
 # Below this many columns the gaps of a wide table shrink.
 _ROOMY = 100
+# What a first column, and any other, is cut to where words do not fit.
+_FIRST, _LEAST = 8, 3
 
 _Justify = Literal["left", "right"]
 _LIST_COLUMNS: list[tuple[str, _Justify]] = [
@@ -86,9 +88,36 @@ def _print_table(
         console.print(whole)
     else:
         folded = table()
+        fitted = _fitted(columns, rows, console.width - gap * (len(columns) - 1))
+        for column, size in zip(folded.columns, fitted, strict=True):
+            column.width = size
         for row in rows:
             folded.add_row(*(Text(cell) for cell in row))
         console.print(folded)
+
+
+def _fitted(columns: Sequence[tuple[str, _Justify]], rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """The widths of columns that have `room` together: lines break between words first, in the first column last.
+
+    Where that is not enough, words are cut: those of the first column, if it has a title, before others' figures are.
+    """
+    cells = [[title, *column] for (title, _), column in zip(columns, zip(*rows, strict=True), strict=True)]
+    widths = [max(map(cell_len, column)) for column in cells]
+    words = [max((cell_len(word) for cell in column for word in cell.split()), default=0) for column in cells]
+    first, others = [0], list(range(1, len(columns)))
+    limits = (
+        (others, words),
+        (first if columns[0][0] else [], [_FIRST]),
+        (others, [_LEAST] * len(columns)),
+        (first, [1]),
+    )
+    for chosen, least in limits:
+        while sum(widths) > room:
+            wide = [at for at in chosen if widths[at] > least[at]]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def print_figures(figures: Sequence[tuple[str, str]]) -> None:
@@ -114,9 +143,9 @@ def print_list(infos: Sequence[ConversationInfo], of: int, now: float, *, hot: b
     if infos:
         columns = [*_LIST_COLUMNS[:_HOT_AT], *(_HOT_COLUMNS if hot else ()), *_LIST_COLUMNS[_HOT_AT:]]
         _print_table(columns, [_list_row(info, now, hot=hot) for info in infos])
-    shown = f"{len(infos):,}" if len(infos) == of else f"{len(infos):,} of {of:,}"
-    plural = "" if of == 1 else "s"
-    _print(f"{shown} conversation{plural}, {sum(info.tokens for info in infos):,} tokens", "dim")
+    shown = "" if len(infos) == of else f"{len(infos):,} of "
+    tokens = count_text(sum(info.tokens for info in infos), "token")
+    _print(f"{shown}{count_text(of, 'conversation')}, {tokens}", "dim")
 
 
 def _list_row(info: ConversationInfo, now: float, *, hot: bool) -> tuple[str, ...]:
@@ -172,7 +201,9 @@ def _hot_figures(info: ConversationInfo) -> list[tuple[str, str]]:
 
 def _print_version(title: str, version: VersionRow, geometry: Geometry) -> None:
     blocks = sum(extent.blocks for extent in version.extents)
-    _print_title(f"{title}: number {version.id}, {version.tokens:,} tokens in {blocks:,} blocks")
+    _print_title(
+        f"{title}: number {version.id}, {count_text(version.tokens, 'token')} in {count_text(blocks, 'block')}"
+    )
     rows, token = [], 0
     for ordinal, (first, count) in enumerate(version.extents):
         end = min(version.tokens, token + count * geometry.block_tokens)
@@ -202,7 +233,7 @@ def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
             ("UUID", view.description.uuid),
             ("Owner", _owner_text(view.owner, view.now)),
             ("Requests waiting", f"{view.requests:,}"),
-            ("Conversations", f"{len(view.rows):,}, {pinned:,} of them pinned; {tokens:,} tokens"),
+            ("Conversations", f"{len(view.rows):,}, {pinned:,} of them pinned; {count_text(tokens, 'token')}"),
             ("Capacity", capacity),
             ("Allocated", f"{size_text(use.allocated)} in {_segments_text(view)}"),
             ("Used", size_text(use.used) + share),
@@ -212,7 +243,7 @@ def print_stats(view: PoolView, use: SpaceUse, problems: Sequence[str]) -> None:
             ("Path", _path_text(view.owner, view.stats)),
             ("Model", visible(layout.model)),
             ("Fingerprint", layout.fingerprint),
-            ("Bytes a token", f"{layout.token_bytes:,} over {len(layout.layers):,} layers"),
+            ("Bytes a token", f"{layout.token_bytes:,} over {count_text(len(layout.layers), 'layer')}"),
             ("Bytes a checkpoint", f"{layout.state_bytes:,}" if layout.state_bytes else "no layer has a state"),
             ("Block", f"{geometry.block_tokens:,} tokens, {size_text(geometry.block_bytes)}"),
         ]
@@ -246,11 +277,12 @@ def medium_text(medium: Medium) -> str:
 
 def _bad_text(view: PoolView) -> str:
     blocks = sum(bad.kind == "blocks" for bad in view.bad)
-    return f"{blocks:,} blocks and {len(view.bad) - blocks:,} checkpoints in quarantine; verify names what it finds"
+    both = f"{count_text(blocks, 'block')} and {count_text(len(view.bad) - blocks, 'checkpoint')}"
+    return f"{both} in quarantine; verify names what it finds"
 
 
 def _fragmentation_text(use: SpaceUse) -> str:
-    runs = "1 free run" if use.free_runs == 1 else f"{use.free_runs:,} free runs"
+    runs = count_text(use.free_runs, "free run")
     return f"{use.fragmentation:.1%}: {runs} in the allocated segments, the longest {size_text(use.largest_free_run)}"
 
 
@@ -274,7 +306,7 @@ def _path_text(owner: Owner, stats: PoolStats | None) -> str:
 
 def _segments_text(view: PoolView) -> str:
     geometry = view.description.geometry
-    text = f"{len(view.block_segments):,} segments of {size_text(geometry.segment_bytes)}"
+    text = f"{count_text(len(view.block_segments), 'segment')} of {size_text(geometry.segment_bytes)}"
     if geometry.state_segment_bytes:
         text += f" and {len(view.checkpoint_segments):,} of {size_text(geometry.state_segment_bytes)} for checkpoints"
     return text
@@ -307,13 +339,16 @@ def _counters(stats: PoolStats) -> list[tuple[str, str]]:
     return [
         ("Parks", f"{stats.parks:,}, {size_text(stats.bytes_parked)}"),
         ("Takes", f"{stats.takes:,}, {size_text(stats.bytes_taken)}"),
-        ("Matches", f"{stats.hits:,} hits, {stats.misses:,} misses"),
+        ("Matches", f"{count_text(stats.hits, 'hit')}, {count_text(stats.misses, 'miss', 'misses')}"),
         ("Dropped to make room", f"{stats.evictions:,}"),
         ("Dropped for being idle", f"{stats.expirations:,}"),
         ("Failed transfers", f"{stats.failures:,}"),
-        ("Under way", f"{stats.transfers:,} transfers, {stats.leases:,} leases"),
+        ("Under way", f"{count_text(stats.transfers, 'transfer')}, {count_text(stats.leases, 'lease')}"),
         ("Quarantined", size_text(stats.quarantined)),
-        ("Checked by takes", f"{size_text(stats.bytes_verified)}, {stats.mismatches:,} takes found other bytes"),
+        (
+            "Checked by takes",
+            f"{size_text(stats.bytes_verified)}, {count_text(stats.mismatches, 'take')} found other bytes",
+        ),
         ("Without checksums", size_text(stats.unverified)),
         *(_between_tiers(stats) if any(tier.name == "hot" for tier in stats.tiers) else ()),
     ]

@@ -6,7 +6,7 @@ import re
 import sys
 from datetime import datetime
 
-__all__ = ["age_text", "complain", "parse_age", "size_text", "time_text", "visible"]
+__all__ = ["age_text", "complain", "count_text", "parse_age", "size_text", "time_text", "visible"]
 
 _MAX_MESSAGE = 2000
 _BINARY = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -28,6 +28,17 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def count_text(count: int, one: str, many: str | None = None) -> str:
+    """A number of things, by what one of them is called, and several if not with an `s`.
+
+    Examples
+    --------
+    >>> count_text(1, "block"), count_text(2000, "miss", "misses")
+    ('1 block', '2,000 misses')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def size_text(size: int) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mmkv.info import PoolStats, TierStats, TransferStats
 from mmkv_inspect.sampling import Rates, Sample, State, rates_between, read_sample
-from mmkv_inspect.text import age_text, size_text, visible
+from mmkv_inspect.text import age_text, count_text, size_text, visible
 
 __all__ = ["frame", "print_frame", "sample_record", "watch"]
 
@@ -82,8 +82,7 @@ def _head(sample: Sample) -> Text:
     text = Text(visible(str(sample.path)), style="bold", no_wrap=True, overflow="ellipsis")
     text.append(f"  {visible(sample.model)}", style="not bold")
     if sample.stats is not None:
-        count = sample.stats.conversations
-        text.append(f"  {count:,} conversation{'' if count == 1 else 's'}", style="not bold")
+        text.append(f"  {count_text(sample.stats.conversations, 'conversation')}", style="not bold")
         text.append(f", device arrays go by {visible(sample.stats.path)}", style="not bold")
     return text
 
@@ -105,7 +104,7 @@ def _state_line(sample: Sample) -> Text:
     else:
         text, style = f"owned by {process}; figures {_short(age or 0.0)} old", "green"
     if sample.requests:
-        text += f"; {sample.requests:,} requests wait"
+        text += f"; {count_text(sample.requests, 'request waits', 'requests wait')}"
     return Text(text, style=style)
 
 
@@ -116,13 +115,15 @@ def _short(seconds: float) -> str:
 def _table(*titles: str, right: Sequence[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in titles:
-        table.add_column(title, justify="right" if title in right else "left", no_wrap=True, overflow="ellipsis")
+        # What has no title may be a bar.
+        most = None if title else _BAR
+        table.add_column(title, justify="right" if title in right else "left", max_width=most, overflow="fold")
     return table
 
 
 def _bar(share: float, *, warn: bool = False) -> ProgressBar:
     style = "red" if warn and share > _FULL else "bar.complete"
-    return ProgressBar(total=1.0, completed=min(1.0, share), width=_BAR, complete_style=style, finished_style=style)
+    return ProgressBar(total=1.0, completed=min(1.0, share), complete_style=style, finished_style=style)
 
 
 def _tiers(tiers: Sequence[TierStats]) -> Table:
