@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.asking import fail
 from benchmarks.contest import CONTENDERS, Contest, run_contest, summary, table_of
 from benchmarks.figures import TURN_TOKENS, WHOLE_FIGURES, measure_whole
 from benchmarks.machine import Bus, provenance
@@ -37,12 +37,6 @@ from mmkv.medium import available_ram, medium_of
 
 FIGURES = (*WHOLE_FIGURES, *SHAPE_FIGURES)
 CHOICES = (*CONTENDERS, *FIGURES)
-
-
-def fail(message: str) -> typer.Exit:
-    """Say what is wrong; to be raised."""
-    Console(stderr=True).print(f"[red]error:[/red] {message}", highlight=False)
-    return typer.Exit(1)
 
 
 def require_memory(needed: int, *, strict: bool) -> None:

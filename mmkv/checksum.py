@@ -6,7 +6,6 @@ changed places but for one case in 2^32. `mmkv.store.digest` computes the same v
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmkv.buffer import host_view
 from mmkv.castagnoli import Values, look_up, power, shift, tables
 
 _library: Callable[[Any, int], int] | None
@@ -25,16 +25,12 @@ try:
 except ImportError:
     _library = None
 
-__all__ = ["Parts", "UnitStream", "Values", "combine", "crc32c", "host_checksums", "host_view"]
+__all__ = ["Parts", "UnitStream", "Values", "combine", "crc32c", "host_checksums"]
 
 _logger = logging.getLogger("mmkv")
 
 Words = npt.NDArray[np.int64]
 
-# An array of ctypes would be of a new type for each size, which takes ten times as long to make.
-_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_READ_ONLY = 0x100
 # Arrays of the computation without the library stay in the processor's cache.
 _SLICE = 1 << 20
 _ONES = 0xFFFFFFFF
@@ -54,12 +50,6 @@ def crc32c(data: Any, value: int = 0) -> int:
         part = octets[start : start + _SLICE]
         value = int(shift(value ^ _ONES, len(part))) ^ _remainder(part) ^ _ONES
     return value
-
-
-def host_view(address: int, size: int) -> memoryview:
-    """The bytes at an address of host memory, which the caller keeps alive, to be read."""
-    view: memoryview = _view(address, size, _READ_ONLY)
-    return view
 
 
 def combine(first: npt.ArrayLike, second: npt.ArrayLike, second_bytes: npt.ArrayLike) -> Values:
@@ -218,7 +208,7 @@ def host_checksums(parts: Parts, values: npt.ArrayLike | None = None, *, threads
 def _checksum_span(parts: Parts, span: slice, results: Values) -> None:
     columns = (parts.units[span].tolist(), parts.addresses[span].tolist(), parts.sizes[span].tolist())
     for unit, address, size in zip(*columns, strict=True):
-        results[unit] = crc32c(host_view(address, size), int(results[unit]))
+        results[unit] = crc32c(host_view(address, size, writable=False), int(results[unit]))
 
 
 def _remainder(octets: npt.NDArray[np.uint8]) -> int:

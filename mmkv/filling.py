@@ -112,12 +112,12 @@ class Fill:
             self._changed.notify_all()
         self._transfer.landed(layer)
 
-    def moved(self, path: str, size: int, address: int | None = None) -> None:
+    def moved(self, path: str, size: int, _address: int | None = None) -> None:
         """See `Progress.moved`."""
         with self._changed:
             self.bytes += size
             self.path = path
-        self._transfer.moved(path, size, address)
+        self._transfer.moved(path, size)
 
     def failed(self, error: Exception) -> None:
         """See `Progress.failed`."""

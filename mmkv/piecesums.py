@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from mmkv.buffer import host_view
 from mmkv.castagnoli import Values, shift_one
-from mmkv.checksum import crc32c, host_view
+from mmkv.checksum import crc32c
 
 __all__ = ["PieceSums"]
 
@@ -59,7 +60,7 @@ class PieceSums:
                 break
             low, high = max(start, first), min(start + sizes[span], first + size)
             if low < high:
-                value = crc32c(host_view(self._addresses[at] + low, high - low))
+                value = crc32c(host_view(self._addresses[at] + low, high - low, writable=False))
                 found.append((span, shift_one(value, start + sizes[span] - high), high - low))
         with self._lock:
             for span, value, added in found:

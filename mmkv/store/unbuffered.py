@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from mmkv.buffer import host_view
+
 __all__ = ["PAGE", "Unbuffered"]
 
 # What every medium takes as the unit of offsets, sizes and addresses.
@@ -118,9 +120,8 @@ class Unbuffered:
         return got
 
     def _call(self, call: Callable[..., int], address: int, size: int, offset: int) -> int:
-        view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
         try:
-            return call(self.fd, [view], offset)
+            return call(self.fd, [host_view(address, size, writable=True)], offset)
         except OSError as error:
             self.refuse(error)
             return 0
