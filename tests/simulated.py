@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import threading
 import types
@@ -27,6 +28,8 @@ from mmkv.checksum import crc32c
 from mmkv.store import direct
 
 DEVICES = 2
+# Of all simulations: an event of an earlier one may be handed back to a later one, where it must not be another's.
+_handles = itertools.count(1000)
 
 
 class CUDARuntimeError(RuntimeError):
@@ -81,7 +84,6 @@ class SimulatedCuda:
         self._streams: dict[int, _Queue] = {}
         self._events: dict[int, threading.Event] = {}
         self._event_streams: dict[int, _Queue] = {}
-        self._next = 1000
         self._lock = threading.Lock()
         self._thread = threading.local()
         runtime = types.SimpleNamespace(
@@ -159,9 +161,9 @@ class SimulatedCuda:
 
     def eventCreateWithFlags(self, flags: int) -> int:
         with self._lock:
-            self._next += 1
-            self._events[self._next] = threading.Event()
-            return self._next
+            handle = next(_handles)
+            self._events[handle] = threading.Event()
+            return handle
 
     def eventDestroy(self, event: int) -> None:
         # An event of an earlier simulation may have been handed back to this one.
@@ -220,8 +222,7 @@ class SimulatedCuda:
         """A stream whose work waits until the gate is opened."""
         gate = threading.Event()
         with self._lock:
-            self._next += 1
-            handle = self._next
+            handle = next(_handles)
             self._streams[handle] = _Queue(device)
         self._streams[handle].jobs.put(lambda: gate.wait(30) and None)
         return handle, gate
@@ -232,8 +233,7 @@ class SimulatedCuda:
     def _new_stream(self, non_blocking: bool) -> Any:
         assert non_blocking
         with self._lock:
-            self._next += 1
-            handle = self._next
+            handle = next(_handles)
             self._streams[handle] = _Queue(self.getDevice())
         return SimulatedStream(self, handle)
 

@@ -17,7 +17,7 @@ from mmkv.buffer import buffer_of
 from mmkv.errors import MmkvError
 from mmkv.layout import Layer, Layout, Plane
 from mmkv.slot import Slot
-from tests.simulated import SimulatedCuda
+from tests.simulated import SimulatedCuda, forget_cuda, install_cuda
 
 
 def test_importing_mmkv_imports_no_cupy_and_no_kvikio() -> None:
@@ -106,6 +106,23 @@ def test_an_event_that_is_used_again_stands_for_the_new_work(simulated_cuda: Sim
     assert not event.done()
     gate.set()
     event.synchronize()
+
+
+def test_an_event_of_an_earlier_simulation_is_no_other_one() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        earlier = install_cuda(patch)
+        left_over = cuda.record(0, earlier.new_gated_stream(0)[0])
+        later = install_cuda(patch)
+        gated, gate = later.new_gated_stream(0)
+        waits = cuda.record(0, gated)
+        del left_over
+        # The left over one is this one now.
+        cuda.record(0, cuda.new_stream(0).ptr).synchronize()
+        assert not waits.done()
+        gate.set()
+        waits.synchronize()
+        later.close()
+    forget_cuda()
 
 
 def test_the_current_device_nests(simulated_cuda: SimulatedCuda) -> None:
