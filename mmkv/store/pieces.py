@@ -9,11 +9,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mmkv.sizes import round_up
 from mmkv.store.contract import Copy, Gate, LayerCopies
 
 __all__ = ["Batch", "Piece", "Scatter", "read_batches", "write_batches"]
 
+# What a lane takes at a time: so little that it costs no order, so much that tiny pieces do not each cost a turn.
+_BATCH_BYTES = 256 << 10
 # As many parts as one system call takes.
 _MOST_PARTS = 1024
 # Runs that are shorter than this share of a piece join their neighbours in the file.
@@ -103,40 +104,41 @@ class _Cutter:
 
 
 def read_batches(
-    layers: Sequence[LayerCopies],
-    piece_bytes: int,
-    gate: Gate | None = None,
-    *,
-    lanes: int = 1,
-    least: int | None = None,
+    layers: Sequence[LayerCopies], piece_bytes: int, gate: Gate | None = None, *, first_layer_bytes: int | None = None
 ) -> Iterator[Batch]:
-    """Batches of about `piece_bytes`, layer after layer, so that the first layer comes first; each past its gate.
+    """A piece at a time or a few small ones, layer after layer, so that the first layer comes first.
 
-    Where the lanes share what limits them, `least` lets the first layer have all of it: that one is cut into a piece
-    for each of the `lanes`, of `least` bytes at least.
+    Each layer is past its gate. Lanes that take turns at pieces, not at larger batches of them, all work at the same
+    layer until it is there.
+
+    Parameters
+    ----------
+    piece_bytes : int
+        The largest piece.
+    first_layer_bytes : int, optional
+        The largest piece of the first layer, which is waited for most, where lanes share what limits them.
     """
-    whole = piece_bytes
-    cutter = _Cutter(whole)
+    cutter = _Cutter(piece_bytes)
     for index, layer in enumerate(layers):
-        piece_bytes = whole
-        if least is not None and index == 0:
-            piece_bytes = min(whole, max(least, round_up(layer.bytes // lanes, least)))
-        if piece_bytes != cutter.piece_bytes:
-            cutter = _Cutter(piece_bytes)
         if gate is not None:
             event = gate(layer.layer)
             if event is not None:
                 event.synchronize()
-        batch: Batch = []
-        size = 0
-        for piece in cutter.pieces(layer):
-            if batch and size + piece.size > piece_bytes:
-                yield batch
-                batch, size = [], 0
-            batch.append(piece)
-            size += piece.size
-        if batch:
+        first = index == 0 and first_layer_bytes
+        yield from _batches(_Cutter(first) if first else cutter, layer)
+
+
+def _batches(cutter: _Cutter, layer: LayerCopies) -> Iterator[Batch]:
+    batch: Batch = []
+    size = 0
+    for piece in cutter.pieces(layer):
+        if batch and size + piece.size > _BATCH_BYTES:
             yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += piece.size
+    if batch:
+        yield batch
 
 
 def write_batches(layers: Sequence[LayerCopies], piece_bytes: int) -> Iterator[Batch]:

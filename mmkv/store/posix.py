@@ -20,7 +20,7 @@ __all__ = ["PosixStore"]
 _PIECE_BYTES = 2 << 20
 # A disk wants many requests at once, whose threads mostly sleep. With larger ones, the first layer would share the
 # disk with so many others that it comes late.
-_DISK_THREADS, _DISK_PIECE_BYTES, _DISK_LEAST_BYTES = 16, 4 << 20, 1 << 20
+_DISK_THREADS, _DISK_PIECE_BYTES, _DISK_FIRST_LAYER_BYTES = 16, 4 << 20, 1 << 20
 
 
 class PosixStore(Store):
@@ -42,7 +42,7 @@ class PosixStore(Store):
     def __init__(self, threads: int, *, disk: bool = False) -> None:
         self._threads = max(threads, _DISK_THREADS) if disk else threads
         self._piece_bytes = _DISK_PIECE_BYTES if disk else _PIECE_BYTES
-        self._least = _DISK_LEAST_BYTES if disk else None
+        self._first_layer_bytes = _DISK_FIRST_LAYER_BYTES if disk else None
         self._lanes = Lanes("mmkv-posix")
 
     def read(
@@ -53,7 +53,7 @@ class PosixStore(Store):
         gate: Gate | None = None,
     ) -> None:
         """Copy from files into buffers; see `Store.read`."""
-        batches = read_batches(layers, self._piece_bytes, gate, lanes=self._threads, least=self._least)
+        batches = read_batches(layers, self._piece_bytes, gate, first_layer_bytes=self._first_layer_bytes)
         drain(self._lanes, layers, batches, read_piece, progress, threads=self._threads, after=after)
 
     def write(self, layers: Sequence[LayerCopies], progress: Progress, after: Sequence[Event] = ()) -> None:

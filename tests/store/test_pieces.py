@@ -162,3 +162,22 @@ def test_a_closed_file_is_an_error(file: PoolFile) -> None:
     file.close()
     with pytest.raises(MmkvError, match="Bad file descriptor"):
         read_scattered(piece, piece.scatter)
+
+
+def test_the_lanes_work_at_one_layer_until_it_is_there(file: PoolFile) -> None:
+    # Three planes, each in runs that a segment's end cuts short.
+    array = np.zeros(SIZE, np.uint8)
+    runs = [(96 << 10, 0), (48 << 10, 200 << 10), (8 << 10, 300 << 10)]
+    copies = tuple(copy_of(file, array, [(at, at, size), (at + (100 << 10), at, size)]) for size, at in runs)
+    batches = list(read_batches([LayerCopies(0, copies), LayerCopies(1, copies)], 1 << 20))
+    assert [{piece.layer for piece in batch} for batch in batches] == [{0}, {0}, {1}, {1}]
+    assert all(sum(piece.size for piece in batch) <= 256 << 10 for batch in batches)
+
+
+def test_the_first_layer_has_smaller_pieces_on_a_disk(file: PoolFile) -> None:
+    copy = copy_of(file, np.zeros(SIZE, np.uint8), [(0, 0, 400 << 10)])
+    layers = [LayerCopies(layer, (copy,)) for layer in range(2)]
+    sizes = [
+        [piece.size >> 10 for piece in batch] for batch in read_batches(layers, 1 << 20, first_layer_bytes=1 << 18)
+    ]
+    assert sizes == [[256], [144], [400]]
