@@ -114,8 +114,14 @@ class Writer:
 
     def write_numbers(self, numbers: Mapping[Kind, _Numbers]) -> None:
         """Wait until the path has the bytes of all residents among `numbers`, by kind."""
+        before: Transfer | None = None
+        # One is under way while the one before ends, which leaves the medium little to do and then nothing.
         while (transfer := self._write_some(numbers, _BATCH_BYTES)) is not None:
-            transfer.result()
+            if before is not None:
+                before.result()
+            before = transfer
+        if before is not None:
+            before.result()
 
     def write_pairs(self, pairs: Mapping[Kind, Pairs]) -> None:
         """Wait until the path has the bytes of pairs that are no residents yet, and that the caller holds."""
