@@ -108,7 +108,11 @@ def shift(values: npt.ArrayLike, sizes: npt.ArrayLike) -> Values:
     values, sizes = np.broadcast_arrays(np.asarray(values, np.uint32), np.asarray(sizes, np.int64))
     shifted = values.flatten()
     sizes = sizes.ravel()
-    for bit in range(int(sizes.max(initial=0)).bit_length()):
-        chosen = np.flatnonzero(sizes >> bit & 1)
-        shifted[chosen] = look_up(_doubled(bit), shifted[chosen])
+    in_some, in_all = int(np.bitwise_or.reduce(sizes)), int(np.bitwise_and.reduce(sizes))
+    for bit in range(in_some.bit_length()):
+        if in_all >> bit & 1:
+            shifted = look_up(_doubled(bit), shifted)
+        elif in_some >> bit & 1:
+            chosen = np.flatnonzero(sizes >> bit & 1)
+            shifted[chosen] = look_up(_doubled(bit), shifted[chosen])
     return shifted.reshape(values.shape)

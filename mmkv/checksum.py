@@ -25,7 +25,7 @@ try:
 except ImportError:
     _library = None
 
-__all__ = ["Parts", "UnitStream", "Values", "combine", "crc32c", "host_checksums"]
+__all__ = ["Parts", "UnitStream", "Values", "combine", "crc32c", "host_checksums", "leading_checksums"]
 
 _logger = logging.getLogger("mmkv")
 
@@ -69,6 +69,36 @@ def combine(first: npt.ArrayLike, second: npt.ArrayLike, second_bytes: npt.Array
     """
     joined: Values = shift(first, second_bytes) ^ np.asarray(second, np.uint32)
     return joined
+
+
+def leading_checksums(values: Values, sizes: Words) -> Values:
+    """The checksums of the first units together, of none to all of them, from those of the units.
+
+    Costs as many shifts of all values as the number of units has binary digits.
+
+    Parameters
+    ----------
+    values : ndarray of uint32, shape (units, columns)
+        The checksums of units one behind the other, of each column.
+    sizes : ndarray of int64, shape (units,)
+        Their sizes.
+
+    Returns
+    -------
+    ndarray of uint32, shape (units + 1, columns)
+        That of any units in a row is `leading[end] ^ shift(leading[start], their bytes)`.
+    """
+    count = len(values)
+    leading = np.zeros((count + 1, values.shape[1]), dtype=np.uint32)
+    leading[1:] = values
+    ends = np.cumsum(sizes)
+    # Each covers so many units before its end; W. D. Hillis, G. L. Steele: Data parallel algorithms, 1986.
+    covered = 1
+    while covered < count:
+        behind = ends[covered:] - ends[:-covered]
+        leading[1 + covered :] ^= shift(leading[1:-covered], behind[:, np.newaxis])
+        covered *= 2
+    return leading
 
 
 @dataclass(frozen=True, eq=False)

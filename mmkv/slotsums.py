@@ -36,6 +36,8 @@ class SlotSums:
         The states of each layer that are summed; none where no states move.
     spans : Spans
         The rows, of which each span lies in one block.
+    expected : ndarray of uint32, shape (spans, units of a block), optional
+        The checksums that they should have; on the host, they cost less where they are known.
 
     Attributes
     ----------
@@ -52,6 +54,7 @@ class SlotSums:
         slot: Arrays,
         states: Sequence[Mapping[str, Buffer]],
         spans: Spans,
+        expected: Values | None = None,
     ) -> None:
         self._digester = digester
         self._columns = columns
@@ -68,11 +71,11 @@ class SlotSums:
             + sum(buffer.bytes for buffer in self._layer_states(layer).values())
             for layer in self.layers
         ]
-        self._pieces = self._piece_sums()
+        self._pieces = self._piece_sums(expected)
         self.blocks = np.zeros((len(spans), len(columns.blocks)), dtype=np.uint32)
         self.states = np.zeros(len(columns.checkpoints), dtype=np.uint32)
 
-    def _piece_sums(self) -> PieceSums | None:
+    def _piece_sums(self, expected: Values | None) -> PieceSums | None:
         """What takes the checksums of pieces, where all arrays are on the host and each span is one run in them."""
         if not self._spans or len(self._row) != self._spans or (np.diff(self._row) < 0).any():
             return None
@@ -81,7 +84,8 @@ class SlotSums:
         if any(array.device is not None for array in arrays):
             return None
         sizes = np.array([unit.bytes for unit in units], dtype=np.int64)
-        return PieceSums([array.address for array in arrays], sizes, self._row, self._tokens)
+        addresses = [array.address for array in arrays]
+        return PieceSums(addresses, sizes, self._row, self._tokens, expected)
 
     @property
     def layers(self) -> range:

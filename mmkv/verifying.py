@@ -85,7 +85,8 @@ class Verification:
         first, end = np.maximum(start, take.have), np.minimum(start + rows.tokens, take.stop)
         self._taken = Spans(first, end - first)
         self._partial = np.flatnonzero((first > start) | (end < start + rows.tokens))
-        self.slot = SlotSums(checks.digester, checks.columns, slot, states if record else (), self._taken)
+        summed_states = states if record else ()
+        self.slot = SlotSums(checks.digester, checks.columns, slot, summed_states, self._taken, expected=self._expected)
         self._ids = _IdSums(checks.space, take, self._whole)
         self._scratch: tuple[SlotSums, SlotSums] | None = None
         self.shares: list[Share] = []

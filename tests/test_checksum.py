@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mmkv import checksum
 from mmkv.castagnoli import ONE, columns, look_up, multiply, power, shift, tables
-from mmkv.checksum import Parts, combine, crc32c, host_checksums
+from mmkv.checksum import Parts, combine, crc32c, host_checksums, leading_checksums
 
 # RFC 3720, B.4, and the check value of the catalogue of CRCs.
 KNOWN = {
@@ -108,6 +108,21 @@ def test_combined(pairs: list[tuple[bytes, bytes]]) -> None:
     firsts, seconds = ([crc32c(pair[side]) for pair in pairs] for side in (0, 1))
     joined = combine(firsts, seconds, [len(second) for _, second in pairs])
     assert joined.tolist() == [crc32c(first + second) for first, second in pairs]
+
+
+@given(
+    columns=st.integers(1, 3),
+    sizes=st.lists(st.integers(0, 40), max_size=9),
+    seed=st.integers(0, 2**16),
+)
+def test_leading_units_together(columns: int, sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    units = [[rng.bytes(size) for _ in range(columns)] for size in sizes]
+    values = np.array([[crc32c(data) for data in row] for row in units], dtype=np.uint32).reshape(-1, columns)
+    leading = leading_checksums(values, np.array(sizes, dtype=np.int64))
+    for count in range(len(sizes) + 1):
+        together = [crc32c(b"".join(row[column] for row in units[:count])) for column in range(columns)]
+        assert leading[count].tolist() == together
 
 
 def test_combined_with_one_size_for_all() -> None:
